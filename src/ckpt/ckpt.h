@@ -1,0 +1,89 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * A checkpoint: a directory in Hugging Face layout, read from its headers. Owns the list of files, the parsed
+ * safetensors headers, the index and the text of config.json. Reads no weight byte except through ckpt_read().
+ * Everything in the directory is untrusted: what is bad about it becomes findings, and the rest stays usable.
+ */
+#ifndef CKPT_CKPT_H
+#define CKPT_CKPT_H
+
+#include "base/err.h"
+#include "base/finding.h"
+#include "base/json.h"
+#include "base/log.h"
+#include "tensor/tensor.h"
+
+struct ckpt_tensor {
+    const char *name;
+    uint32_t dtype;  /* enum d0_dtype; 0 for a type name we do not know */
+    uint32_t n_dims;
+    int64_t dims[TENSOR_MAX_DIMS];
+    uint32_t shard;  /* index into ckpt->shards */
+    uint64_t offset; /* absolute byte offset in the file */
+    uint64_t bytes;
+};
+
+struct ckpt_shard {
+    const char *name;     /* plain file name */
+    uint64_t file_bytes, header_bytes;
+    uint32_t n_tensors;
+    bool present, usable; /* usable: header parsed and every byte range lies within the file */
+    int fd;               /* -1 until first read */
+};
+
+struct ckpt {
+    struct arena arena;
+    const char *dir;
+    const struct json *config;            /* config.json, or NULL */
+    const struct json *generation_config; /* or NULL */
+    char config_sha256[65];
+    struct ckpt_shard *shards;
+    size_t n_shards;
+    struct ckpt_tensor *tensors; /* sorted by name, no duplicates */
+    size_t n_tensors;
+    bool has_index;
+    uint64_t total_bytes;        /* of all tensors */
+    struct strmap *by_name;
+};
+
+/* Opens the directory and parses every header. Errors only for what makes the directory unreadable as such: ERR_MISSING (no such
+ * directory), ERR_IO, ERR_NOMEM. No config, bad shards, index contradictions: findings (see base/findings.def C001, C002, W...). */
+int ckpt_open(struct ckpt **out, const char *dir, struct findings *f, struct d0 *d0, struct err *e);
+void ckpt_close(struct ckpt *c);
+
+const struct ckpt_tensor *ckpt_find(const struct ckpt *c, const char *name); /* NULL if absent */
+/* n bytes of a tensor from `offset` within it. Thread-safe after the first call for a shard. */
+int ckpt_read(struct ckpt *c, const struct ckpt_tensor *t, uint64_t offset, void *buf, uint64_t n, struct err *e);
+/* Path of a file in the directory, in the arena. */
+const char *ckpt_path(struct ckpt *c, const char *name);
+/* SHA-256 over "name size sha256-of-header\n" of every shard in order plus config and tokenizer bytes: identifies the model
+ * without reading weights. `hex` 65 bytes. */
+int ckpt_manifest_sha256(struct ckpt *c, char hex[65], struct err *e);
+
+/* ---- one safetensors file, strict (facts: the reference reader's rules, plus duplicates refused) ---- */
+enum st_verdict { /* names as the reference reader gives them */
+    ST_OK, ST_HEADER_TOO_SMALL, ST_HEADER_TOO_LARGE, ST_INVALID_HEADER_LENGTH, ST_INVALID_HEADER,
+    ST_INVALID_HEADER_DESERIALIZATION, ST_INVALID_OFFSET, ST_VALIDATION_OVERFLOW, ST_MISALIGNED_SLICE,
+    ST_TENSOR_INVALID_INFO, ST_METADATA_INCOMPLETE_BUFFER, ST_DUPLICATE_NAME,
+};
+const char *st_verdict_name(enum st_verdict v); /* "HeaderTooSmall" */
+
+struct st_file {
+    struct ckpt_tensor *tensors; /* in offset order; shard = 0 */
+    size_t n_tensors;
+    uint64_t header_bytes; /* N */
+    uint64_t data_end;     /* absolute end of the last tensor */
+    const struct json *metadata; /* __metadata__ or NULL */
+};
+/* Parses the header of a file of file_bytes; head holds its first head_bytes (>= 8 + N). Fills *out in the arena as far as it got.
+ * On a bad verdict `why` says what and where. Never an error for content. */
+enum st_verdict st_parse(const char *head, size_t head_bytes, uint64_t file_bytes, struct arena *arena,
+                         struct st_file *out, char *why, size_t why_bytes);
+
+/* ---- writing safetensors (traces, tools): tensors given one by one, file replaced atomically ---- */
+struct st_writer;
+struct st_entry { const char *name; uint32_t dtype; uint32_t n_dims; int64_t dims[TENSOR_MAX_DIMS]; const void *data; };
+int st_write(const char *path, const struct st_entry *entries, size_t n, const char *const *meta_keys,
+             const char *const *meta_values, size_t n_meta, struct err *e);
+
+#endif

@@ -1,0 +1,46 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Tokenizers from data (tokenizer.json): text to ids, ids to text, and a stream that never emits half a character.
+ * Never chooses by name or hash of a model; refuses, naming it, whatever part of the file it does not implement.
+ */
+#ifndef TEXT_TEXT_H
+#define TEXT_TEXT_H
+
+#include "base/err.h"
+#include "base/json.h"
+#include "base/mem.h"
+
+struct tokenizer;
+
+/* tokenizer_json: whole file, parsed here. ERR_FORMAT, ERR_UNSUPPORTED (names the component), ERR_LIMIT, ERR_NOMEM. Immutable afterwards:
+ * any number of threads may use it. */
+int tokenizer_open(struct tokenizer **out, const char *json, size_t n, struct mem *mem, struct err *e);
+void tokenizer_close(struct tokenizer *t);
+
+uint32_t tokenizer_vocab(const struct tokenizer *t);  /* largest id + 1, added tokens included */
+int32_t tokenizer_id(const struct tokenizer *t, const char *token); /* -1 if absent */
+const char *tokenizer_token(const struct tokenizer *t, int32_t id, size_t *n); /* raw vocabulary entry or NULL */
+bool tokenizer_is_special(const struct tokenizer *t, int32_t id);
+
+enum { TOKENIZE_SPECIAL = 1 /* run the post-processor: BOS where the file says so */, TOKENIZE_PARSE_SPECIAL = 2 /* special tokens in the text become ids */ };
+
+struct ids { int32_t *data; size_t n, capacity; };
+void ids_release(struct ids *v);
+
+/* Appends to *out. Text must be UTF-8 (ERR_FORMAT with the byte offset). */
+int tokenizer_encode(const struct tokenizer *t, const char *text, size_t n, unsigned flags, struct ids *out, struct err *e);
+
+/* Decoding one id after another. feed appends to out the bytes that became certain: whole UTF-8 characters only; finish flushes what is left,
+ * incomplete sequences as U+FFFD. Special tokens give no text unless keep_special. Concatenated output equals the decoding of the whole. */
+struct detokenizer {
+    const struct tokenizer *t;
+    bool keep_special;
+    bool started;
+    unsigned char pending[8];
+    unsigned n_pending;
+};
+void detokenizer_init(struct detokenizer *d, const struct tokenizer *t, bool keep_special);
+int detokenizer_feed(struct detokenizer *d, int32_t id, struct strbuf *out, struct err *e);
+int detokenizer_finish(struct detokenizer *d, struct strbuf *out, struct err *e);
+
+#endif
