@@ -85,8 +85,7 @@ static void add(struct findings *f, enum finding_id id, const char *subject, con
     const struct entry *entry = entry_of(id);
     f->n_by_severity[entry->severity]++;
     char *text = NULL;
-    if (f->n < f->cap &&
-        !vec_reserve((void **)&f->items, &f->capacity, f->n + 1, sizeof(f->items[0]))) {
+    if (f->n < f->cap && !vec_reserve((void **)&f->items, &f->capacity, f->n + 1, sizeof(f->items[0]))) {
         struct finding *item = &f->items[f->n];
         *item = (struct finding){.id = id, .severity = entry->severity, .remedy = entry->remedy};
         item->subject = arena_strdup(&f->arena, subject ? subject : "");

@@ -7,8 +7,6 @@
 #ifndef BASE_FINDING_H
 #define BASE_FINDING_H
 
-#include <stdarg.h>
-
 #include "base/json.h"
 #include "base/mem.h"
 

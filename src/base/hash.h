@@ -24,6 +24,7 @@ uint64_t hash64(const void *data, size_t n, uint64_t seed); /* stable over machi
 struct strmap {
     struct strmap_slot *slots;
     size_t n, capacity;
+    uint64_t seed;
 };
 void strmap_release(struct strmap *m);
 int strmap_reserve(struct strmap *m, size_t n); /* 0 or ERR_NOMEM */

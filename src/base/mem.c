@@ -101,8 +101,8 @@ static struct arena_block *block_new(struct arena *a, size_t bytes)
     return b;
 }
 
-/* A block with room for `need` bytes. What is larger than a usual block gets one of its own behind the head, so
- * that the rest of the head is not lost. */
+/* A block with room for `need` bytes. What is larger than a usual block gets one of its own behind the head,
+ * so that the rest of the head is not lost. */
 static struct arena_block *block_for(struct arena *a, size_t need)
 {
     struct arena_block *head = a->head;

@@ -14,6 +14,9 @@ struct dev {
     const struct d0_device_api *api;
     struct d0_device *handle;
     void *plugin; /* dlopen handle or NULL */
+    struct mem *mem;  /* as in dev_options: for whoever accounts what its buffers hold */
+    bool host_memory; /* buffers are host memory (cpu) */
+    bool computes;    /* false: only tracks; bytes copied in are not looked at */
 };
 
 struct dev_options {

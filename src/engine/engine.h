@@ -96,9 +96,20 @@ struct engine_limits {
     uint32_t vocab;
 };
 
-/* Every field of an untrusted message against the limits; ERR_FORMAT or ERR_LIMIT naming the field. */
+/* Every field of an untrusted message against the limits; ERR_FORMAT or ERR_LIMIT naming the field. Strict: there is one legal place for each
+ * array, unused bytes are zero, and token runs and page tables follow each other without a gap in the order of the sequences. A vocab of 0 means
+ * "unknown": then ids only must not be negative. `buf` must be aligned to 8 bytes. */
 int step_plan_validate(const void *buf, size_t n, const struct engine_limits *l, struct err *e);
 int step_result_validate(const void *buf, size_t n, struct err *e);
+/* One request's sampling parameters alone: what submit and validate both refuse. */
+int step_sampling_validate(const struct step_sampling *s, uint32_t vocab, struct err *e);
+/* Largest plan within the limits, for sizing buffers; at most STEP_MAX_BYTES. */
+size_t step_plan_bytes(const struct engine_limits *l);
+/* A result that says "step failed as a whole": what engine_step writes, and what a front makes up when its engine is gone. */
+int step_result_error(void *buf, size_t cap, uint64_t step, int code, const char *text, struct step_result **out, struct err *e);
+/* Same, laid out empty for success: n_logits floats and n_tops alternatives at most; step_result_finish then cuts it to what was used. */
+int step_result_init(void *buf, size_t cap, uint32_t n_seqs, uint64_t n_logits, uint32_t n_tops, struct step_result **out, struct err *e);
+void step_result_finish(struct step_result *r, uint32_t n_tops);
 
 /* ---- the engine ---- */
 struct engine;
@@ -106,6 +117,7 @@ struct engine;
 struct engine_options {
     struct engine_limits limits; /* page_tokens and vocab are taken from the graph */
     bool probes;                 /* keep every probe of the graph readable after a step */
+    bool poison;                 /* fill all KV pages with NaN at open: shows any read of a slot that was never written */
     struct mem *mem;
 };
 
@@ -117,8 +129,9 @@ const struct engine_limits *engine_limits(const struct engine *x);
 /* Predicted bytes on the device: KV pages and scratch (weights are known from struct weights). */
 void engine_memory(const struct engine *x, uint64_t *kv, uint64_t *scratch);
 
-/* executor_step: runs one validated plan and fills the result message (n bytes available at result). A step that fails as a whole still gives
- * a result with `error` set. Steady state allocates nothing. */
+/* executor_step: validates and runs one plan and fills the result message (result_cap bytes available at result, aligned to 8). A step that fails
+ * as a whole still gives a result with `error` set (where result_cap holds one); the return value and *e say the same. Pages that this step writes
+ * must belong to one sequence only. Steady state allocates nothing. */
 int engine_step(struct engine *x, const struct step_plan *plan, size_t plan_bytes, void *result, size_t result_cap, struct err *e);
 /* Upper bound of the result of any plan within the limits, for sizing buffers. */
 size_t engine_result_bytes(const struct engine_limits *l, bool with_logits);
@@ -132,9 +145,10 @@ int engine_set_hidden(struct engine *x, uint32_t i, const float *data, size_t n_
 /* Result value of the last step when it is not logits (a slice without epilogue): [rows, width] float32. */
 int engine_read_result(struct engine *x, float *out, size_t cap, size_t *rows, size_t *width, struct err *e);
 
-/* Serves an engine over a stream socket: reads length-checked step_plan messages, writes step_result messages, until the peer closes. */
+/* Serves an engine over a stream socket: reads length-checked step_plan messages, writes step_result messages, until the peer closes (ERR_OK). A bad
+ * plan is answered by a result with an error; a message whose length cannot be trusted ends the service. */
 int engine_serve_fd(struct engine *x, int fd, struct err *e);
-/* The other side: one round trip. */
+/* The other side: one round trip. ERR_TIMEOUT, ERR_COMM (peer gone), ERR_FORMAT; the connection is of no use after any of them. */
 int engine_call_fd(int fd, const struct step_plan *plan, void *result, size_t result_cap, uint64_t timeout_ns, struct err *e);
 
 /* ---- sampler, pure: also used by tests. logits float32[vocab] is not changed; scratch float/int of vocab entries each. ---- */

@@ -31,6 +31,13 @@ bool attr_is_float(uint32_t key);
 /* Attribute of a node, or the default if it has none. */
 int64_t node_attr_i(const struct d0_node *n, uint32_t key, int64_t absent);
 double node_attr_f(const struct d0_node *n, uint32_t key, double absent);
+/* Sets or adds an attribute; false when the node has no room for one more. */
+bool node_set_attr_i(struct d0_node *n, uint32_t key, int64_t value);
+bool node_set_attr_f(struct d0_node *n, uint32_t key, double value);
+enum attr_use { ATTR_NOT_USED, ATTR_OPTIONAL, ATTR_REQUIRED };
+enum attr_use op_attr_use(const struct op_info *op, uint32_t key); /* as its attribute string says */
+const char *attr_meaning(uint32_t key);
+uint32_t attr_all(size_t index); /* keys in table order; 0 past the end */
 
 /* ---- the graph ---- */
 enum partition { PART_REPLICATED, PART_COLUMN, PART_ROW, PART_HEADS, PART_VOCAB, PART_EXPERT };
@@ -43,7 +50,9 @@ struct graph_value_info {
     int32_t layer;           /* decoder layer or -1 */
     bool quantisable;
     bool probe;              /* keep: becomes an OUTPUT when probes are recorded */
-    const void *constant;    /* WEIGHT computed on the host (inverse frequencies): its bytes; NULL: comes from the checkpoint */
+    bool keep;               /* an OUTPUT in every plan (activations that leave a slice) */
+    const void *constant;    /* WEIGHT computed on the host (inverse frequencies): its bytes, copied by graph_add_value; NULL: comes
+                              * from the checkpoint */
 };
 
 struct graph {
@@ -59,6 +68,9 @@ struct graph {
 
 int graph_open(struct graph **out, struct mem *mem, struct err *e);
 void graph_free(struct graph *g);
+int graph_copy(const struct graph *g, struct graph **out, struct err *e); /* deep: shares nothing with g */
+#define GRAPH_MAX_NODES  65536u
+#define GRAPH_MAX_VALUES (1u << 20)
 
 /* Adds a value; name is copied. Returns its id through *out. */
 int graph_add_value(struct graph *g, const struct d0_value *v, const struct graph_value_info *info, uint32_t *out, struct err *e);

@@ -14,6 +14,7 @@ struct sched_options {
     uint32_t prefill_chunk;      /* most prompt tokens of one sequence in one step; 0: max_tokens */
     uint32_t max_waiting;        /* queued requests beyond which submit refuses */
     bool prefix_cache;
+    uint64_t hash_mask;          /* bits of the prefix hash that are used; 0: all. Tests force collisions with it */
     struct mem *mem;
 };
 
@@ -62,11 +63,15 @@ int sched_submit(struct sched *s, const struct sched_request *r, struct err *e);
 /* Frees its pages at once, also while it waits; no event follows. Unknown ids are ignored. */
 void sched_cancel(struct sched *s, uint64_t id);
 
-/* The next step into buf; *plan is NULL when there is nothing to do. Decode tokens go first, then prompt chunks in arrival order within max_tokens;
+/* The next step into buf (step_plan_bytes(limits) always suffices; ERR_BUSY while a step is out); *plan is NULL when there is nothing to do. Decode tokens go first, then prompt chunks in arrival order within max_tokens;
  * pages for prompt and max_new are reserved at admission, so a running request never loses its pages. Allocates nothing in the steady state. */
 int sched_plan(struct sched *s, void *buf, size_t cap, struct step_plan **plan, struct err *e);
-/* Applies the result of that step: emits events. A result with an error fails the requests of that step. */
+/* Applies the result of that step: emits events. A result with an error fails the requests of that step. ERR_FORMAT and ERR_MISMATCH leave the step out:
+ * apply a step_result_error instead. The callback must not call into the scheduler. */
 int sched_apply(struct sched *s, const struct step_result *r, size_t bytes, sched_event_fn fn, void *context, struct err *e);
+/* The engine was lost and will be rebuilt: the step that is out is forgotten, cached pages are dropped, and every running request starts over from its
+ * prompt and the tokens it has already given, in its old order. No event; the texts continue with the same tokens. */
+void sched_engine_lost(struct sched *s);
 void sched_stats(const struct sched *s, struct sched_stats *out);
 /* Every invariant (reference counts, free list, tables); for tests. */
 int sched_check(const struct sched *s, struct err *e);

@@ -35,7 +35,8 @@ int tokenizer_encode(const struct tokenizer *t, const char *text, size_t n, unsi
 struct detokenizer {
     const struct tokenizer *t;
     bool keep_special;
-    bool started;
+    bool started;      /* a token gave text: the next one is not the first */
+    uint32_t stripped; /* characters cut from the beginning so far */
     unsigned char pending[8];
     unsigned n_pending;
 };

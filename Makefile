@@ -1,0 +1,58 @@
+# day0: a thin front on Meson and Ninja. `make help` lists what there is.
+BUILD     ?= build
+CC        ?= gcc
+MESON_OPTIONS ?=
+
+.PHONY: all setup adapt test lint sanitize tsan fuzz bench demo references clean help
+
+all: setup ## build build/day0 (the default)
+	@ninja -C $(BUILD) --quiet
+
+setup: ## install missing packages and configure the build (quiet when there is nothing to do)
+	@tools/setup.sh build
+	@test -f $(BUILD)/build.ninja || { meson setup $(BUILD) $(MESON_OPTIONS) > $(BUILD).setup.log 2>&1 && rm -f $(BUILD).setup.log || { cat $(BUILD).setup.log; exit 1; }; }
+
+adapt: all ## run the main job on the model that ships in demo/
+	@$(BUILD)/day0 adapt demo/model --reference demo/reference.safetensors
+
+test: ## everything a change must pass; ends with one line of counts
+	@tools/setup.sh test
+	@$(MAKE) --no-print-directory setup
+	@tools/run_tests.sh $(BUILD) unit kcheck fuzz e2e
+
+lint: ## layers, lengths, headers, format, banned calls, mutable globals
+	@tools/setup.sh lint
+	@$(MAKE) --no-print-directory all
+	@tools/lint.sh $(BUILD)
+
+sanitize: ## the fast part of the suite under AddressSanitizer and UndefinedBehaviorSanitizer
+	@tools/setup.sh test
+	@test -f build-asan/build.ninja || meson setup build-asan -Db_sanitize=address,undefined -Db_lundef=false --buildtype=debugoptimized > /dev/null
+	@ASAN_OPTIONS=detect_leaks=1:abort_on_error=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 tools/run_tests.sh build-asan unit fuzz
+
+tsan: ## the threaded part of the suite under ThreadSanitizer
+	@tools/setup.sh test
+	@test -f build-tsan/build.ninja || meson setup build-tsan -Db_sanitize=thread -Db_lundef=false --buildtype=debugoptimized > /dev/null
+	@tools/run_tests.sh build-tsan unit
+
+fuzz: ## every fuzz target for FUZZ_SECONDS (60) with libFuzzer under ASan and UBSan
+	@tools/setup.sh fuzz
+	@tools/fuzz.sh $${FUZZ_SECONDS:-60}
+
+bench: all ## kernels and service against this machine's limits; figures go to bench/NOTES.md by hand
+	@ninja -C $(BUILD) --quiet bench/bench_kernels
+	@$(BUILD)/bench/bench_kernels
+
+demo: ## train the demo model anew (PyTorch from PyPI, in a virtual environment outside the tree)
+	@tools/venv.sh torch
+	@$$(tools/venv.sh --print)/bin/python tools/train_demo.py demo
+
+references: ## record the demo's reference with transformers
+	@tools/venv.sh torch
+	@$$(tools/venv.sh --print)/bin/python tools/record_reference.py demo/model -o demo/reference.safetensors
+
+clean: ## remove build directories
+	@rm -rf build build-asan build-tsan build-fuzz
+
+help: ## this list
+	@awk -F':.*## ' '/^[a-z]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)

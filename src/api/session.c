@@ -1,0 +1,284 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Opening and closing a model on a device, and generating for one request. The sizes of the engine are
+ * decided here: context, sequences, step tokens and pages, cut down to what the memory holds and refused when
+ * not even one request fits.
+ */
+#include "api/api.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/thread.h"
+#include "host/host.h"
+
+#define DEFAULT_CONTEXT     4096
+#define DEFAULT_SEQS        32
+#define DEFAULT_STEP_TOKENS 256
+
+static int first_finding(const struct findings *f, struct err *e)
+{
+    for (size_t i = 0; i < f->n; i++)
+        if (f->items[i].severity == SEVERITY_ERROR && !f->items[i].waived) {
+            err_set(e, ERR_MISMATCH, "%s %s: %s: %s", finding_code(f->items[i].id),
+                    finding_name(f->items[i].id), f->items[i].subject, f->items[i].evidence);
+            return err_hint(e, "%s", f->items[i].remedy);
+        }
+    return err_set(e, ERR_MISMATCH, "the model cannot be used");
+}
+
+static int memory_budget(const struct session_options *o, uint64_t *out, struct err *e)
+{
+    *out = o->memory_bytes;
+    if (*out)
+        return ERR_OK;
+    struct host *h = NULL;
+    int rc = host_open(&h, o->model_dir, e);
+    if (rc != ERR_OK)
+        return rc;
+    *out = h->memory_available;
+    host_close(h);
+    return ERR_OK;
+}
+
+static uint32_t choose_context(const struct spec *s, uint32_t asked)
+{
+    int64_t limit = s->max_positions > 0 ? s->max_positions : DEFAULT_CONTEXT;
+    if (asked)
+        return asked < limit ? asked : (uint32_t)limit;
+    return limit < DEFAULT_CONTEXT ? (uint32_t)limit : DEFAULT_CONTEXT;
+}
+
+/* Largest KV capacity, halving from what was wanted down to one request's context, that the budget holds. */
+static int fit_memory(struct session *s, const struct session_options *o, struct plan_options *p,
+                      struct err *e)
+{
+    uint64_t wanted = o->kv_tokens ? o->kv_tokens : (uint64_t)p->max_seqs * s->context;
+    if (wanted < s->context)
+        wanted = s->context;
+    for (p->context_tokens = wanted;; p->context_tokens /= 2) {
+        if (p->context_tokens < s->context)
+            p->context_tokens = s->context;
+        int rc = plan_single(s->spec, p, &s->memory, e);
+        if (rc != ERR_OK)
+            return rc;
+        if (s->memory.fits)
+            return ERR_OK;
+        if (p->context_tokens == s->context)
+            break;
+    }
+    char need[32], have[32];
+    err_set(e, ERR_NOMEM, "the model needs %s for one request of %u tokens, this machine has %s",
+            format_bytes(s->memory.total, need, sizeof need), s->context,
+            format_bytes(p->memory_bytes, have, sizeof have));
+    return err_hint(e, "use a machine with more memory or a shorter --context");
+}
+
+static int open_model(struct session *s, const struct session_options *o, struct findings *f, struct d0 *d0,
+                      struct err *e)
+{
+    int rc = ckpt_open(&s->ckpt, o->model_dir, f, d0, e);
+    if (rc != ERR_OK)
+        return rc;
+    struct spec_options so = {.arch_path = o->arch_path, .kv_dtype = o->kv_dtype};
+    rc = spec_open(&s->spec, s->ckpt, &so, f, d0, e);
+    if (rc != ERR_OK)
+        return rc;
+    if (!s->spec || findings_failed(f))
+        return first_finding(f, e);
+    rc = prompt_open(&s->front, s->ckpt, s->spec, f, d0, e);
+    if (rc != ERR_OK)
+        return rc;
+    return s->front ? ERR_OK : first_finding(f, e);
+}
+
+static int open_engine(struct session *s, const struct session_options *o, struct d0 *d0, struct err *e)
+{
+    s->context = choose_context(s->spec, o->context);
+    struct plan_options p = {.max_seqs = o->max_seqs ? o->max_seqs : DEFAULT_SEQS};
+    p.max_step_tokens = o->max_tokens ? o->max_tokens : DEFAULT_STEP_TOKENS;
+    if (p.max_step_tokens < p.max_seqs)
+        p.max_step_tokens = p.max_seqs;
+    p.max_rows = p.max_seqs;
+    int rc = memory_budget(o, &p.memory_bytes, e);
+    if (rc == ERR_OK)
+        rc = fit_memory(s, o, &p, e);
+    if (rc != ERR_OK)
+        return rc;
+    struct dev_options dev = {
+        .name = o->device ? o->device : "cpu", .isa = o->isa, .n_threads = o->n_threads, .mem = &d0->mem};
+    rc = dev_open(&s->dev, &dev, e);
+    if (rc != ERR_OK)
+        return rc;
+    s->dev_open = true;
+    struct load_options load = {.progress = o->progress};
+    rc = weights_load(&s->weights, s->spec->graph, s->ckpt, &s->dev, &load, e);
+    if (rc != ERR_OK)
+        return rc;
+    uint32_t page = s->spec->page_tokens;
+    struct engine_options eo = {.mem = &d0->mem};
+    eo.limits = (struct engine_limits){.max_tokens = p.max_step_tokens,
+                                       .max_seqs = p.max_seqs,
+                                       .max_rows = p.max_rows,
+                                       .max_pages_per_seq = (s->context + page - 1) / page,
+                                       .n_pages = (uint32_t)s->memory.kv_pages,
+                                       .page_tokens = page,
+                                       .vocab = (uint32_t)s->spec->vocab_size};
+    return engine_open(&s->engine, &s->dev, s->spec->graph, s->weights, &eo, e);
+}
+
+int session_open(struct session *s, const struct session_options *o, struct findings *f, struct d0 *d0,
+                 struct err *e)
+{
+    memset(s, 0, sizeof *s);
+    int rc = open_model(s, o, f, d0, e);
+    return rc == ERR_OK ? open_engine(s, o, d0, e) : rc;
+}
+
+void session_close(struct session *s)
+{
+    engine_close(s->engine);
+    weights_free(s->weights);
+    if (s->dev_open)
+        dev_close(&s->dev);
+    prompt_close(s->front);
+    spec_close(s->spec);
+    ckpt_close(s->ckpt);
+    memset(s, 0, sizeof *s);
+}
+
+/* ---- generation ---------------------------------------------------------------------------------------- */
+
+struct generation {
+    struct detokenizer detokenizer;
+    struct strbuf text;
+    generate_text_fn on_text;
+    void *context;
+    struct ids *out;
+    enum sched_finish finish;
+    uint32_t n_generated;
+    uint64_t first_token_ns;
+    char why[256];
+    bool failed_memory;
+    const int32_t *stop_ids;
+    uint32_t n_stop;
+    bool ignore_stop;
+};
+
+static bool ends_text(const struct generation *g, int32_t id)
+{
+    for (uint32_t i = 0; i < g->n_stop && !g->ignore_stop; i++)
+        if (g->stop_ids[i] == id)
+            return true;
+    return false;
+}
+
+static void on_event(void *context, const struct sched_event *event)
+{
+    struct generation *g = context;
+    if (event->token >= 0) {
+        if (!g->first_token_ns)
+            g->first_token_ns = clock_ns();
+        if (g->out) {
+            if (vec_reserve((void **)&g->out->data, &g->out->capacity, g->out->n + 1, sizeof(int32_t)) ==
+                ERR_OK)
+                g->out->data[g->out->n++] = event->token;
+            else
+                g->failed_memory = true;
+        }
+        if (g->on_text && !ends_text(g, event->token)) {
+            strbuf_clear(&g->text);
+            if (detokenizer_feed(&g->detokenizer, event->token, &g->text, NULL) != ERR_OK ||
+                strbuf_failed(&g->text))
+                g->failed_memory = true;
+            else if (g->text.len)
+                g->on_text(g->context, g->text.data, g->text.len);
+        }
+    }
+    g->n_generated = event->n_generated;
+    g->finish = event->finish;
+    if (event->finish == SCHED_FAILED)
+        snprintf(g->why, sizeof g->why, "%s", event->why ? event->why : "the step failed");
+}
+
+static void flush_text(struct generation *g)
+{
+    strbuf_clear(&g->text);
+    if (g->on_text && detokenizer_finish(&g->detokenizer, &g->text, NULL) == ERR_OK && g->text.len)
+        g->on_text(g->context, g->text.data, g->text.len);
+    strbuf_release(&g->text);
+}
+
+static int run_steps(struct session *s, struct sched *sched, struct generation *g, struct err *e)
+{
+    const struct engine_limits *l = engine_limits(s->engine);
+    size_t plan_cap = sizeof(struct step_plan) + l->max_seqs * sizeof(struct step_seq) +
+                      (size_t)l->max_tokens * 4 + (size_t)l->max_seqs * l->max_pages_per_seq * 4 + 64;
+    size_t result_cap = engine_result_bytes(l, false);
+    void *plan_buf = malloc(plan_cap), *result = malloc(result_cap);
+    int rc = plan_buf && result ? ERR_OK : err_set(e, ERR_NOMEM, "no memory for step messages");
+    while (rc == ERR_OK && g->finish == SCHED_RUNNING) {
+        struct step_plan *plan = NULL;
+        rc = sched_plan(sched, plan_buf, plan_cap, &plan, e);
+        if (rc == ERR_OK && !plan)
+            rc = err_set(e, ERR_DEVICE, "the scheduler has no step for a waiting request");
+        if (rc == ERR_OK)
+            rc = engine_step(s->engine, plan, plan->bytes, result, result_cap, e);
+        if (rc == ERR_OK)
+            rc = sched_apply(sched, result, ((struct step_result *)result)->bytes, on_event, g, e);
+    }
+    free(plan_buf);
+    free(result);
+    return rc;
+}
+
+int session_generate(struct session *s, const int32_t *prompt, size_t n_prompt,
+                     const struct generate_options *o, generate_text_fn on_text, void *context,
+                     struct ids *out, struct generate_result *result, struct err *e)
+{
+    struct sched *sched = NULL;
+    struct sched_options so = {
+        .limits = *engine_limits(s->engine), .max_context = s->context, .max_waiting = 1};
+    int rc = sched_open(&sched, &so, e);
+    if (rc != ERR_OK)
+        return rc;
+    struct generation g = {.on_text = on_text,
+                           .context = context,
+                           .out = out,
+                           .finish = SCHED_RUNNING,
+                           .stop_ids = s->front->stop_ids,
+                           .n_stop = s->front->n_stop,
+                           .ignore_stop = o->ignore_stop};
+    detokenizer_init(&g.detokenizer, s->front->tokenizer, false);
+    struct sched_request request = {.id = 1,
+                                    .prompt = prompt,
+                                    .n_prompt = (uint32_t)n_prompt,
+                                    .max_new = o->max_new,
+                                    .stop_ids = s->front->stop_ids,
+                                    .n_stop = s->front->n_stop,
+                                    .ignore_stop = o->ignore_stop,
+                                    .sampling = o->sampling};
+    if (!request.sampling.vocab_limit)
+        request.sampling.vocab_limit = s->front->vocab_limit;
+    uint64_t begin = clock_ns();
+    rc = sched_submit(sched, &request, e);
+    if (rc == ERR_OK)
+        rc = run_steps(s, sched, &g, e);
+    uint64_t end = clock_ns();
+    flush_text(&g);
+    if (rc == ERR_OK && g.finish == SCHED_FAILED)
+        rc = err_set(e, ERR_DEVICE, "%s", g.why);
+    if (rc == ERR_OK && g.failed_memory)
+        rc = err_set(e, ERR_NOMEM, "no memory for the answer");
+    if (rc == ERR_OK && result) {
+        uint64_t first = g.first_token_ns ? g.first_token_ns : end;
+        *result = (struct generate_result){.n_prompt = (uint32_t)n_prompt,
+                                           .n_generated = g.n_generated,
+                                           .finish = sched_finish_name(g.finish),
+                                           .prefill_seconds = (double)(first - begin) * 1e-9,
+                                           .decode_seconds = (double)(end - first) * 1e-9};
+    }
+    sched_close(sched);
+    return rc;
+}

@@ -1,0 +1,197 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * day0 serve: opens the model and serves it until SIGINT or SIGTERM.
+ */
+#include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "api/api.h"
+#include "base/file.h"
+#include "cli/cli.h"
+#include "serve/serve.h"
+
+struct serve_arguments {
+    struct common common;
+    struct session_options session;
+    struct serve_options serve;
+    const char *port_file, *log_file;
+};
+
+enum { KEY_HOST = 0x2000, KEY_PORT, KEY_PORT_FILE, KEY_LOG_FILE, KEY_CONTEXT, KEY_SEQS, KEY_TOKENS, KEY_KV_TOKENS, KEY_CHUNK,
+       KEY_NAME, KEY_NO_PREFIX, KEY_WAITING, KEY_KV };
+
+static const struct argp_option options[] = {
+    {"host", KEY_HOST, "ADDRESS", 0, "address to listen on (default 127.0.0.1)", 1},
+    {"port", KEY_PORT, "N", 0, "port (default 8000; 0: any free one)", 1},
+    {"port-file", KEY_PORT_FILE, "FILE", 0, "write the port there once it is bound", 1},
+    {"log-file", KEY_LOG_FILE, "FILE", 0, "append the log there instead of stderr", 1},
+    {"model-name", KEY_NAME, "NAME", 0, "name in /v1/models (default: the directory's)", 1},
+    {"context", KEY_CONTEXT, "N", 0, "tokens of one request (default: the model's limit, at most 4096)", 2},
+    {"max-seqs", KEY_SEQS, "N", 0, "requests computed together (default 32)", 2},
+    {"max-tokens", KEY_TOKENS, "N", 0, "tokens of one step (default 256)", 2},
+    {"kv-tokens", KEY_KV_TOKENS, "N", 0, "KV capacity over all requests (default: max-seqs x context as memory allows)", 2},
+    {"kv", KEY_KV, "TYPE", 0, "type of the KV pages: f32, bf16 or f16 (default: by the weights)", 2},
+    {"prefill-chunk", KEY_CHUNK, "N", 0, "most prompt tokens of one request in one step (default: what fits)", 2},
+    {"max-waiting", KEY_WAITING, "N", 0, "queued requests beyond which new ones get 429 (default 1024)", 2},
+    {"no-prefix-cache", KEY_NO_PREFIX, NULL, 0, "compute every prompt anew", 2},
+    {0},
+};
+
+static error_t parse(int key, char *arg, struct argp_state *state)
+{
+    struct serve_arguments *a = state->input;
+    switch (key) {
+    case ARGP_KEY_INIT:
+        state->child_inputs[0] = &a->common;
+        break;
+    case KEY_HOST:
+        a->serve.host = arg;
+        break;
+    case KEY_PORT:
+        a->serve.port = (uint16_t)cli_int(state, "--port", arg, 0, 65535);
+        break;
+    case KEY_PORT_FILE:
+        a->port_file = arg;
+        break;
+    case KEY_LOG_FILE:
+        a->log_file = arg;
+        break;
+    case KEY_NAME:
+        a->serve.model_name = arg;
+        break;
+    case KEY_CONTEXT:
+        a->session.context = (uint32_t)cli_int(state, "--context", arg, 1, 1 << 24);
+        break;
+    case KEY_SEQS:
+        a->session.max_seqs = (uint32_t)cli_int(state, "--max-seqs", arg, 1, 4096);
+        break;
+    case KEY_TOKENS:
+        a->session.max_tokens = (uint32_t)cli_int(state, "--max-tokens", arg, 1, 65536);
+        break;
+    case KEY_KV_TOKENS:
+        a->session.kv_tokens = (uint64_t)cli_int(state, "--kv-tokens", arg, 1, INT64_C(1) << 40);
+        break;
+    case KEY_KV:
+        a->session.kv_dtype = cli_kv_dtype(state, arg);
+        break;
+    case KEY_CHUNK:
+        a->serve.prefill_chunk = (uint32_t)cli_int(state, "--prefill-chunk", arg, 1, 65536);
+        break;
+    case KEY_WAITING:
+        a->serve.max_waiting = (uint32_t)cli_int(state, "--max-waiting", arg, 1, 1 << 20);
+        break;
+    case KEY_NO_PREFIX:
+        a->serve.prefix_cache = false;
+        break;
+    case ARGP_KEY_ARG:
+        if (state->arg_num > 0)
+            argp_error(state, "one MODEL directory only");
+        a->common.model = arg;
+        break;
+    case ARGP_KEY_END:
+        if (!a->common.model)
+            argp_error(state, "a MODEL directory is needed");
+        break;
+    default:
+        return ARGP_ERR_UNKNOWN;
+    }
+    return 0;
+}
+
+/* Waits for a signal on a thread of its own: no handler, hence nothing process-wide. */
+struct waiter {
+    pthread_t thread;
+    sigset_t signals;
+    struct serve *serve;
+};
+
+static void *wait_for_signal(void *context)
+{
+    struct waiter *w = context;
+    int number = 0;
+    sigwait(&w->signals, &number);
+    serve_stop(w->serve);
+    return NULL;
+}
+
+/* Threads started later inherit the mask, so that only the waiter sees the signals. */
+static void block_signals(sigset_t *signals)
+{
+    sigemptyset(signals);
+    sigaddset(signals, SIGINT);
+    sigaddset(signals, SIGTERM);
+    pthread_sigmask(SIG_BLOCK, signals, NULL);
+}
+
+static int write_port(const struct serve_arguments *a, const struct serve *s, struct err *e)
+{
+    if (!a->port_file)
+        return ERR_OK;
+    char text[16];
+    int n = snprintf(text, sizeof text, "%u\n", serve_port(s));
+    return file_write_atomic(a->port_file, text, (size_t)n, e);
+}
+
+static int serve_session(struct serve_arguments *a, struct session *session, const sigset_t *signals,
+                         struct err *e)
+{
+    struct d0 *d0 = a->common.d0;
+    a->serve.predicted_bytes = session->memory.total;
+    struct serve *s = NULL;
+    int rc = serve_open(&s, session->engine, session->front, &a->serve, d0, e);
+    if (rc != ERR_OK)
+        return rc;
+    struct waiter waiter = {.serve = s, .signals = *signals};
+    if (pthread_create(&waiter.thread, NULL, wait_for_signal, &waiter) != 0) {
+        serve_close(s);
+        return err_set(e, ERR_NOMEM, "cannot start a thread");
+    }
+    rc = write_port(a, s, e);
+    if (rc == ERR_OK) {
+        const char *host = a->serve.host ? a->serve.host : "127.0.0.1";
+        log_line(&d0->log, LOG_INFO, "serve", "listening on http://%s:%u, context %u tokens", host, serve_port(s), session->context);
+        rc = serve_run(s, e);
+    }
+    pthread_kill(waiter.thread, SIGTERM); /* if no signal came, this ends the waiter */
+    pthread_join(waiter.thread, NULL);
+    serve_close(s);
+    return rc;
+}
+
+int cmd_serve(struct d0 *d0, int argc, char **argv)
+{
+    static const struct argp_child children[] = {{&common_argp, 0, NULL, 0}, {0}};
+    static const struct argp argp = {options, parse, "MODEL", "OpenAI-compatible HTTP service.", children, NULL, NULL};
+    struct serve_arguments a = {.common = {.d0 = d0}, .serve = {.port = 8000, .prefix_cache = true}};
+    cli_parse(&argp, argc, argv, &a);
+    struct err e = {0};
+    sigset_t signals;
+    block_signals(&signals);
+    if (a.log_file) {
+        d0->log.fd = open(a.log_file, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
+        if (d0->log.fd < 0) {
+            err_set(&e, ERR_IO, "cannot write the log file %s: %m", a.log_file);
+            return cli_error(&a.common, &e);
+        }
+    }
+    a.session.model_dir = a.common.model;
+    a.session.arch_path = a.common.arch;
+    a.session.device = a.common.device;
+    a.session.isa = a.common.cpu;
+    a.session.n_threads = a.common.threads;
+    a.session.memory_bytes = a.common.memory;
+    struct findings f;
+    findings_init(&f, &d0->mem);
+    struct session s;
+    int rc = session_open(&s, &a.session, &f, d0, &e);
+    if (rc == ERR_OK)
+        rc = serve_session(&a, &s, &signals, &e);
+    session_close(&s);
+    if (rc < 0 && f.n && !a.common.json)
+        cli_print_findings(&f);
+    findings_release(&f);
+    return rc < 0 ? cli_error(&a.common, &e) : EXIT_PASSED;
+}

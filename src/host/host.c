@@ -1,0 +1,208 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Owns struct host: gathers the facts of this machine and of this process's limits. Runs no other program and
+ * needs no privilege; a fact that cannot be had stays unknown.
+ */
+#include "host/host.h"
+
+#include <limits.h>
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/statvfs.h>
+#include <sys/utsname.h>
+#include <unistd.h>
+
+#include "host/host_internal.h"
+#include "host/host_parse.h"
+
+#define HOST_CPUINFO_BYTES ((size_t)8 << 20) /* thousands of processors of about 2 kB each */
+
+#if defined(__clang__)
+#define HOST_COMPILER "clang " __clang_version__
+#elif defined(__GNUC__)
+#define HOST_COMPILER "gcc " __VERSION__
+#else
+#define HOST_COMPILER NULL
+#endif
+
+static uint64_t address_space_left(void)
+{
+    struct rlimit r;
+    char text[128];
+    if (getrlimit(RLIMIT_AS, &r) != 0 || r.rlim_cur == RLIM_INFINITY)
+        return HOST_NO_LIMIT;
+    uint64_t pages = 0;
+    if (host_read_text("", "/proc/self/statm", text, sizeof text))
+        pages = strtoull(text, NULL, 10);
+    return host_address_space_left(r.rlim_cur, pages * (uint64_t)sysconf(_SC_PAGESIZE));
+}
+
+static const char *memory_facts(uint64_t *total, uint64_t *available)
+{
+    char text[8192];
+    uint64_t free_bytes = HOST_NO_LIMIT;
+    *total = 0;
+    if (!host_read_text("", "/proc/meminfo", text, sizeof text) ||
+        !host_parse_meminfo(text, total, &free_bytes))
+        free_bytes = HOST_NO_LIMIT;
+    return host_least_memory(free_bytes, host_cgroup_memory(""), address_space_left(), available);
+}
+
+const char *host_memory_available(uint64_t *bytes)
+{
+    uint64_t total;
+    return memory_facts(&total, bytes);
+}
+
+static void probe_cpu(struct host *h)
+{
+    struct host_cpuinfo info = {0};
+    char *text = malloc(HOST_CPUINFO_BYTES);
+    if (text && host_read_text("", "/proc/cpuinfo", text, HOST_CPUINFO_BYTES))
+        host_parse_cpuinfo(text, &info);
+    free(text);
+    if (info.model[0])
+        h->cpu_model = arena_strdup(&h->arena, info.model);
+    if (info.flags[0])
+        h->cpu_flags = arena_strdup(&h->arena, info.flags);
+    /* hwloc knows better where it ran */
+    if (!h->n_cores)
+        h->n_cores = info.n_cores ? info.n_cores : info.n_logical;
+    if (!h->n_sockets)
+        h->n_sockets = info.n_sockets;
+
+    cpu_set_t set;
+    unsigned usable = info.n_logical;
+    if (sched_getaffinity(0, sizeof set, &set) == 0)
+        usable = (unsigned)CPU_COUNT(&set);
+    unsigned quota = host_cgroup_cpus("");
+    h->n_threads_usable = quota && quota < usable ? quota : usable;
+}
+
+static void probe_system(struct host *h)
+{
+    struct utsname u;
+    if (uname(&u) == 0) {
+        h->hostname = arena_strdup(&h->arena, u.nodename);
+        h->kernel = arena_printf(&h->arena, "%s %s", u.sysname, u.release);
+        h->arch = arena_strdup(&h->arena, u.machine);
+    }
+    char text[8192], name[256];
+    if ((host_read_text("", "/etc/os-release", text, sizeof text) ||
+         host_read_text("", "/usr/lib/os-release", text, sizeof text)) &&
+        host_parse_os_release(text, "PRETTY_NAME", name, sizeof name))
+        h->os = arena_strdup(&h->arena, name);
+    if (HOST_COMPILER)
+        h->compiler = arena_strdup(&h->arena, HOST_COMPILER);
+}
+
+/* Free bytes for us where `dir` is or will be: asks the nearest directory that exists. */
+static uint64_t disk_free(const char *dir)
+{
+    char path[PATH_MAX];
+    int n = snprintf(path, sizeof path, "%s", *dir ? dir : ".");
+    if (n < 0 || (size_t)n >= sizeof path)
+        return 0;
+    for (;;) {
+        struct statvfs v;
+        if (statvfs(path, &v) == 0) {
+            uint64_t bytes;
+            return mul_u64(v.f_bavail, v.f_frsize, &bytes) ? bytes : UINT64_MAX;
+        }
+        char *slash = strrchr(path, '/');
+        if (!slash && strcmp(path, ".") == 0)
+            return 0;
+        if (!slash)
+            strcpy(path, ".");
+        else if (slash == path && path[1] == 0)
+            return 0;
+        else
+            slash[slash == path] = 0;
+    }
+}
+
+int host_open(struct host **out, const char *dir_for_disk, struct err *e)
+{
+    struct host *h = calloc(1, sizeof *h);
+    if (!h)
+        return err_set(e, ERR_NOMEM, "no memory for the facts of this machine");
+    arena_init(&h->arena, NULL, MEM_MISC);
+    host_probe_topology(h);
+    probe_cpu(h);
+    probe_system(h);
+    h->memory_limit_source = memory_facts(&h->memory_total, &h->memory_available);
+    if (dir_for_disk)
+        h->disk_free = disk_free(dir_for_disk);
+    if (host_probe_libraries(h) != 0) {
+        host_close(h);
+        return err_set(e, ERR_NOMEM, "no memory for the list of libraries");
+    }
+    *out = h;
+    return ERR_OK;
+}
+
+void host_close(struct host *h)
+{
+    if (!h)
+        return;
+    arena_release(&h->arena);
+    free(h);
+}
+
+static void put_count(struct json_writer *w, const char *key, uint64_t v)
+{
+    json_key(w, key);
+    if (v)
+        json_write_u64(w, v);
+    else
+        json_write_null(w);
+}
+
+void host_write_json(const struct host *h, struct json_writer *w)
+{
+    json_begin_object(w);
+    json_put_string(w, "hostname", h->hostname);
+    json_put_string(w, "os", h->os);
+    json_put_string(w, "kernel", h->kernel);
+    json_put_string(w, "arch", h->arch);
+    json_put_string(w, "compiler", h->compiler);
+    json_key(w, "cpu");
+    json_begin_object(w);
+    json_put_string(w, "model", h->cpu_model);
+    json_put_string(w, "flags", h->cpu_flags);
+    put_count(w, "sockets", h->n_sockets);
+    put_count(w, "numa_nodes", h->n_numa);
+    put_count(w, "cores", h->n_cores);
+    put_count(w, "threads_usable", h->n_threads_usable);
+    put_count(w, "l2_bytes", h->l2_bytes);
+    put_count(w, "l3_bytes", h->l3_bytes);
+    json_end_object(w);
+    json_key(w, "memory");
+    json_begin_object(w);
+    put_count(w, "total_bytes", h->memory_total);
+    json_key(w, "available_bytes");
+    if (h->memory_limit_source)
+        json_write_u64(w, h->memory_available);
+    else
+        json_write_null(w);
+    json_put_string(w, "limited_by", h->memory_limit_source);
+    json_end_object(w);
+    put_count(w, "disk_free_bytes", h->disk_free);
+    json_key(w, "libraries");
+    json_begin_array(w);
+    for (size_t i = 0; i < h->n_libraries; i++) {
+        const struct host_library *l = &h->libraries[i];
+        json_begin_object(w);
+        json_put_string(w, "name", l->name);
+        json_put_string(w, "version", l->version);
+        json_put_string(w, "role", l->role);
+        json_put_bool(w, "found", l->found);
+        json_end_object(w);
+    }
+    json_end_array(w);
+    json_put_string(w, "topology", h->topology);
+    json_end_object(w);
+}

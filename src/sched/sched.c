@@ -1,0 +1,638 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Owns: requests from submission to their last event, and the choice of each step's batch.
+ * Refuses: to take a page from a running request (all it can need is promised at admission), to let a request
+ * overtake another in the queue, and to have two steps out at once. One thread.
+ *
+ * A request is its tokens (prompt, then what was sampled) and how many of them are computed. What is pending
+ * is a decode token or a piece of the prompt; when nothing would stay pending, the step samples the next
+ * token. So prompt, decode, prefix hit and restart after a lost engine are one and the same thing.
+ */
+#include "sched/sched.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "sched/pages.h"
+
+struct request {
+    uint64_t id;
+    size_t bytes;         /* of this allocation */
+    struct request *next; /* in the queue */
+    int32_t *tokens;      /* [n_prompt + max_new] */
+    uint32_t *table;      /* [n_total] pages from position 0 */
+    int32_t *stop_ids;
+    uint32_t n_prompt, max_new, n_stop;
+    uint32_t n_tokens, computed, n_cached, n_generated;
+    uint32_t n_total, n_held; /* pages promised in all, and taken (or shared) so far */
+    uint32_t n_chained;       /* full pages looked at for the prefix cache */
+    uint64_t chain;           /* cache entry of the last of them */
+    bool ignore_stop;
+    struct step_sampling sampling;
+};
+
+struct piece {
+    struct request *request; /* NULL: cancelled while the step was out */
+    uint32_t n_tokens;
+    bool sample;
+};
+
+struct sched {
+    struct arena arena;
+    struct sched_options o;
+    struct pages pages;
+    struct request **running; /* [max_seqs] in order of admission */
+    uint32_t n_running, rotate;
+    struct request *first_waiting, *last_waiting;
+    uint32_t n_waiting;
+    struct piece *pieces; /* [max_seqs] of the step that is out, or being built */
+    uint32_t n_pieces;
+    bool out;
+    uint64_t step;
+    struct sched_stats stats;
+};
+
+const char *sched_finish_name(enum sched_finish f)
+{
+    static const char *const names[] = {"running", "stop", "length", "cancelled", "failed"};
+    return (unsigned)f < ARRAY_LEN(names) ? names[f] : "unknown";
+}
+
+int sched_open(struct sched **out, const struct sched_options *o, struct err *e)
+{
+    const struct engine_limits *l = &o->limits;
+    if (!l->max_tokens || !l->max_seqs || !l->max_rows || !l->max_pages_per_seq || !l->n_pages ||
+        !l->page_tokens || !l->vocab || !o->max_context)
+        return err_set(e, ERR_INVALID, "scheduler: a limit of the engine is zero");
+    struct sched *s = calloc(1, sizeof(*s));
+    if (!s)
+        return err_set(e, ERR_NOMEM, "scheduler: out of memory");
+    s->o = *o;
+    if (!s->o.prefill_chunk || s->o.prefill_chunk > l->max_tokens)
+        s->o.prefill_chunk = l->max_tokens;
+    arena_init(&s->arena, o->mem, MEM_REQUEST);
+    s->running = arena_alloc_n(&s->arena, l->max_seqs, sizeof(struct request *));
+    s->pieces = arena_alloc_n(&s->arena, l->max_seqs, sizeof(*s->pieces));
+    int rc = s->running && s->pieces ? ERR_OK : err_set(e, ERR_NOMEM, "scheduler: out of memory");
+    if (rc == ERR_OK)
+        rc = pages_init(&s->pages, &s->arena, l->n_pages, l->page_tokens, o->hash_mask, e);
+    if (rc != ERR_OK) {
+        sched_close(s);
+        return rc;
+    }
+    *out = s;
+    return ERR_OK;
+}
+
+static void request_free(struct sched *s, struct request *r)
+{
+    mem_account(s->o.mem, MEM_REQUEST, -(int64_t)r->bytes);
+    free(r);
+}
+
+void sched_close(struct sched *s)
+{
+    if (!s)
+        return;
+    for (uint32_t i = 0; i < s->n_running; i++)
+        request_free(s, s->running[i]);
+    while (s->first_waiting) {
+        struct request *r = s->first_waiting;
+        s->first_waiting = r->next;
+        request_free(s, r);
+    }
+    arena_release(&s->arena);
+    free(s);
+}
+
+/* ---- submission ---------------------------------------------------------------------------------------- */
+
+static bool is_live(const struct sched *s, uint64_t id)
+{
+    for (uint32_t i = 0; i < s->n_running; i++)
+        if (s->running[i]->id == id)
+            return true;
+    for (const struct request *r = s->first_waiting; r; r = r->next)
+        if (r->id == id)
+            return true;
+    return false;
+}
+
+/* The last token given is never computed, so it needs no slot. */
+static uint64_t pages_needed(const struct sched *s, uint64_t n_prompt, uint64_t max_new)
+{
+    uint64_t pt = s->o.limits.page_tokens;
+    return (n_prompt + max_new - 1 + pt - 1) / pt;
+}
+
+static int check_request(const struct sched *s, const struct sched_request *q, struct err *e)
+{
+    const struct engine_limits *l = &s->o.limits;
+    if (!q->n_prompt || !q->prompt)
+        return err_set(e, ERR_INVALID, "the prompt is empty");
+    if (!q->max_new)
+        return err_set(e, ERR_INVALID, "no token is asked for");
+    uint64_t total = (uint64_t)q->n_prompt + q->max_new;
+    if (total > s->o.max_context)
+        return err_set(e, ERR_LIMIT, "prompt of %u and %u new tokens are %llu, the context holds %u",
+                       q->n_prompt, q->max_new, (unsigned long long)total, s->o.max_context);
+    uint64_t pages = pages_needed(s, q->n_prompt, q->max_new);
+    uint32_t most = l->n_pages < l->max_pages_per_seq ? l->n_pages : l->max_pages_per_seq;
+    if (pages > most)
+        return err_set(e, ERR_LIMIT,
+                       "prompt of %u and %u new tokens need %llu pages of %u tokens, there are %u",
+                       q->n_prompt, q->max_new, (unsigned long long)pages, l->page_tokens, most);
+    for (uint32_t i = 0; i < q->n_prompt; i++)
+        if (q->prompt[i] < 0 || (uint32_t)q->prompt[i] >= l->vocab)
+            return err_set(e, ERR_INVALID, "prompt token %u is %d, the vocabulary has %u", i, q->prompt[i],
+                           l->vocab);
+    /* a bad parameter found by the engine would fail everybody in the batch */
+    int rc = step_sampling_validate(&q->sampling, l->vocab, e);
+    if (rc != ERR_OK)
+        return rc;
+    if (is_live(s, q->id))
+        return err_set(e, ERR_INVALID, "request %llu exists already", (unsigned long long)q->id);
+    if (s->n_waiting >= s->o.max_waiting)
+        return err_set(e, ERR_BUSY, "%u requests are waiting already", s->n_waiting);
+    return ERR_OK;
+}
+
+static void queue_push(struct sched *s, struct request *r, bool front)
+{
+    r->next = front ? s->first_waiting : NULL;
+    if (front)
+        s->first_waiting = r;
+    else if (s->last_waiting)
+        s->last_waiting->next = r;
+    else
+        s->first_waiting = r;
+    if (!front || !s->last_waiting)
+        s->last_waiting = r;
+    s->n_waiting++;
+}
+
+int sched_submit(struct sched *s, const struct sched_request *q, struct err *e)
+{
+    int rc = check_request(s, q, e);
+    if (rc != ERR_OK)
+        return rc;
+    uint32_t n_total = (uint32_t)pages_needed(s, q->n_prompt, q->max_new);
+    uint64_t n_ints = (uint64_t)q->n_prompt + q->max_new + n_total + q->n_stop;
+    size_t bytes = sizeof(struct request) + n_ints * sizeof(int32_t);
+    struct request *r = calloc(1, bytes);
+    if (!r)
+        return err_set(e, ERR_NOMEM, "no memory for a request of %zu bytes", bytes);
+    mem_account(s->o.mem, MEM_REQUEST, (int64_t)bytes);
+    *r = (struct request){.id = q->id,
+                          .bytes = bytes,
+                          .n_prompt = q->n_prompt,
+                          .max_new = q->max_new,
+                          .n_stop = q->n_stop,
+                          .n_tokens = q->n_prompt,
+                          .n_total = n_total,
+                          .ignore_stop = q->ignore_stop,
+                          .sampling = q->sampling};
+    r->tokens = (int32_t *)(r + 1);
+    r->table = (uint32_t *)(r->tokens + q->n_prompt + q->max_new);
+    r->stop_ids = (int32_t *)(r->table + n_total);
+    memcpy(r->tokens, q->prompt, q->n_prompt * sizeof(int32_t));
+    if (q->n_stop)
+        memcpy(r->stop_ids, q->stop_ids, q->n_stop * sizeof(int32_t));
+    queue_push(s, r, false);
+    return ERR_OK;
+}
+
+/* ---- leaving ------------------------------------------------------------------------------------------- */
+
+/* Last page first: deeper pages of a prefix are evicted before those that they depend on. */
+static void release_pages(struct sched *s, struct request *r, bool keep)
+{
+    s->pages.n_reserved -= r->n_total - r->n_held;
+    while (r->n_held)
+        pages_unref(&s->pages, r->table[--r->n_held], keep);
+}
+
+static void running_remove(struct sched *s, uint32_t at)
+{
+    s->n_running--;
+    memmove(&s->running[at], &s->running[at + 1], (s->n_running - at) * sizeof(*s->running));
+    if (at < s->rotate)
+        s->rotate--;
+}
+
+static void finish(struct sched *s, struct request *r, enum sched_finish why)
+{
+    uint32_t at = 0;
+    while (at < s->n_running && s->running[at] != r)
+        at++;
+    if (at == s->n_running)
+        BUG("request %llu is not running", (unsigned long long)r->id);
+    running_remove(s, at);
+    /* pages of a request that failed may hold anything: nobody shall find them */
+    release_pages(s, r, why != SCHED_FAILED);
+    s->stats.finished[why]++;
+    request_free(s, r);
+}
+
+void sched_cancel(struct sched *s, uint64_t id)
+{
+    for (uint32_t i = 0; i < s->n_running; i++) {
+        if (s->running[i]->id != id)
+            continue;
+        for (uint32_t k = 0; k < s->n_pieces; k++)
+            if (s->pieces[k].request == s->running[i])
+                s->pieces[k].request = NULL;
+        finish(s, s->running[i], SCHED_CANCELLED);
+        return;
+    }
+    struct request *before = NULL;
+    for (struct request *r = s->first_waiting; r; before = r, r = r->next) {
+        if (r->id != id)
+            continue;
+        if (before)
+            before->next = r->next;
+        else
+            s->first_waiting = r->next;
+        if (s->last_waiting == r)
+            s->last_waiting = before;
+        s->n_waiting--;
+        s->stats.finished[SCHED_CANCELLED]++;
+        request_free(s, r);
+        return;
+    }
+}
+
+void sched_engine_lost(struct sched *s)
+{
+    s->out = false;
+    s->n_pieces = 0;
+    while (s->n_running) {
+        struct request *r = s->running[--s->n_running];
+        release_pages(s, r, false);
+        r->computed = 0;
+        r->chain = 0;
+        r->n_chained = 0;
+        queue_push(s, r, true);
+    }
+    s->rotate = 0;
+    pages_forget(&s->pages);
+}
+
+/* ---- admission ----------------------------------------------------------------------------------------- */
+
+/* Cached pages that hold the beginning of r; at least one token is left to compute, since logits come from
+ * computing. */
+static uint32_t match_prefix(const struct sched *s, const struct request *r, uint32_t *table,
+                             uint32_t *n_idle)
+{
+    uint32_t pt = s->o.limits.page_tokens, most = (r->n_tokens - 1) / pt, n = 0;
+    uint64_t parent = 0;
+    *n_idle = 0;
+    for (; s->o.prefix_cache && n < most; n++) {
+        uint32_t id = pages_find(&s->pages, parent, r->tokens + (size_t)n * pt);
+        if (id == PAGE_NONE)
+            break;
+        table[n] = id;
+        parent = s->pages.page[id].uid;
+        *n_idle += s->pages.page[id].refs == 0;
+    }
+    return n;
+}
+
+static bool admit(struct sched *s, struct request *r)
+{
+    uint32_t n_idle, n = match_prefix(s, r, r->table, &n_idle);
+    /* idle pages that we are about to hold no longer count as available to anyone */
+    if ((uint64_t)(r->n_total - n) + n_idle > pages_available(&s->pages))
+        return false;
+    for (uint32_t i = 0; i < n; i++)
+        pages_ref(&s->pages, r->table[i]);
+    if (n)
+        r->chain = s->pages.page[r->table[n - 1]].uid;
+    r->n_chained = n;
+    r->n_held = n;
+    s->pages.n_reserved += r->n_total - n;
+    r->computed = n * s->o.limits.page_tokens;
+    if (!r->n_generated)
+        r->n_cached = r->computed;
+    s->stats.tokens_cached += r->computed;
+    return true;
+}
+
+static void admit_waiting(struct sched *s)
+{
+    while (s->first_waiting && s->n_running < s->o.limits.max_seqs) {
+        struct request *r = s->first_waiting;
+        if (!admit(s, r))
+            return; /* nobody overtakes: else a large request could wait for ever */
+        s->first_waiting = r->next;
+        if (!r->next)
+            s->last_waiting = NULL;
+        r->next = NULL;
+        s->n_waiting--;
+        s->running[s->n_running++] = r;
+    }
+}
+
+/* ---- the batch ----------------------------------------------------------------------------------------- */
+
+struct budget {
+    uint32_t tokens, rows;
+};
+
+static uint32_t pending(const struct request *r)
+{
+    return r->n_tokens - r->computed;
+}
+
+static bool is_decode(const struct request *r)
+{
+    return r->n_generated && pending(r) == 1;
+}
+
+static void add_piece(struct sched *s, struct budget *b, struct request *r, uint32_t n)
+{
+    bool sample = n == pending(r);
+    s->pieces[s->n_pieces++] = (struct piece){.request = r, .n_tokens = n, .sample = sample};
+    b->tokens -= n;
+    b->rows -= sample;
+}
+
+static void choose_decodes(struct sched *s, struct budget *b)
+{
+    uint32_t start = s->rotate < s->n_running ? s->rotate : 0;
+    bool left_out = false;
+    for (uint32_t k = 0; k < s->n_running; k++) {
+        uint32_t at = (start + k) % s->n_running;
+        if (!is_decode(s->running[at]))
+            continue;
+        if (b->tokens && b->rows) {
+            add_piece(s, b, s->running[at], 1);
+        } else if (!left_out) {
+            left_out = true;
+            s->rotate = at; /* who had to stand back is first next time */
+        }
+    }
+}
+
+static void choose_prompts(struct sched *s, struct budget *b)
+{
+    for (uint32_t i = 0; i < s->n_running && b->tokens; i++) {
+        struct request *r = s->running[i];
+        if (is_decode(r))
+            continue;
+        uint32_t n = pending(r);
+        n = n < s->o.prefill_chunk ? n : s->o.prefill_chunk;
+        n = n < b->tokens ? n : b->tokens;
+        if (n == pending(r) && !b->rows)
+            n--; /* the last token has to wait for a row of logits */
+        if (n)
+            add_piece(s, b, r, n);
+    }
+}
+
+static uint32_t table_pages(const struct sched *s, const struct piece *p)
+{
+    uint32_t pt = s->o.limits.page_tokens;
+    return (uint32_t)(((uint64_t)p->request->computed + p->n_tokens + pt - 1) / pt);
+}
+
+static void fill_plan(struct sched *s, struct step_plan *plan)
+{
+    struct step_seq *q = step_plan_seqs(plan);
+    int32_t *tokens = step_plan_tokens(plan), *pages = step_plan_pages(plan);
+    uint32_t n_tokens = 0, n_pages = 0;
+    for (uint32_t i = 0; i < s->n_pieces; i++, q++) {
+        struct request *r = s->pieces[i].request;
+        uint32_t need = table_pages(s, &s->pieces[i]);
+        for (; r->n_held < need; s->pages.n_reserved--) {
+            uint32_t id = pages_take(&s->pages);
+            if (id == PAGE_NONE)
+                BUG("a promised page is not there");
+            r->table[r->n_held++] = id;
+        }
+        *q = (struct step_seq){.request = r->id,
+                               .first_token = n_tokens,
+                               .n_tokens = s->pieces[i].n_tokens,
+                               .position = r->computed,
+                               .first_page = n_pages,
+                               .n_pages = need,
+                               .flags = s->pieces[i].sample ? STEP_SAMPLE : 0,
+                               .sampling = r->sampling};
+        memcpy(tokens + n_tokens, r->tokens + r->computed, q->n_tokens * sizeof(int32_t));
+        for (uint32_t k = 0; k < need; k++)
+            pages[n_pages + k] = (int32_t)r->table[k];
+        n_tokens += q->n_tokens;
+        n_pages += need;
+    }
+}
+
+int sched_plan(struct sched *s, void *buf, size_t cap, struct step_plan **plan, struct err *e)
+{
+    *plan = NULL;
+    if (s->out)
+        return err_set(e, ERR_BUSY, "step %llu is still out", (unsigned long long)s->step);
+    admit_waiting(s);
+    struct budget b = {s->o.limits.max_tokens, s->o.limits.max_rows};
+    s->n_pieces = 0;
+    choose_decodes(s, &b);
+    choose_prompts(s, &b);
+    if (!s->n_pieces)
+        return ERR_OK;
+    uint64_t n_pages = 0;
+    uint32_t n_tokens = s->o.limits.max_tokens - b.tokens;
+    for (uint32_t i = 0; i < s->n_pieces; i++)
+        n_pages += table_pages(s, &s->pieces[i]);
+    int rc = n_pages > UINT32_MAX ? err_set(e, ERR_LIMIT, "the step's page tables are too long") : ERR_OK;
+    if (rc == ERR_OK)
+        rc = step_plan_init(buf, cap, s->n_pieces, n_tokens, (uint32_t)n_pages, plan, e);
+    if (rc != ERR_OK) {
+        s->n_pieces = 0;
+        return rc;
+    }
+    (*plan)->step = ++s->step;
+    fill_plan(s, *plan);
+    s->out = true;
+    s->stats.last_batch_seqs = s->n_pieces;
+    s->stats.last_batch_tokens = n_tokens;
+    return ERR_OK;
+}
+
+/* ---- results ------------------------------------------------------------------------------------------- */
+
+struct sink {
+    sched_event_fn fn;
+    void *context;
+};
+
+static void emit(const struct sink *sink, const struct request *r, struct sched_event *event)
+{
+    event->id = r->id;
+    event->n_prompt = r->n_prompt;
+    event->n_cached = r->n_cached;
+    event->n_generated = r->n_generated;
+    if (sink->fn)
+        sink->fn(sink->context, event);
+}
+
+static void fail(struct sched *s, const struct sink *sink, struct request *r, const char *why)
+{
+    struct sched_event event = {.token = -1, .finish = SCHED_FAILED, .why = why};
+    emit(sink, r, &event);
+    finish(s, r, SCHED_FAILED);
+}
+
+/* Full pages become findable once they are computed. */
+static void enter_pages(struct sched *s, struct request *r)
+{
+    uint32_t pt = s->o.limits.page_tokens;
+    for (; s->o.prefix_cache && r->n_chained < r->computed / pt; r->n_chained++)
+        r->chain =
+            pages_enter(&s->pages, r->table[r->n_chained], r->chain, r->tokens + (size_t)r->n_chained * pt);
+}
+
+static bool is_stop(const struct request *r, int32_t token)
+{
+    for (uint32_t i = 0; !r->ignore_stop && i < r->n_stop; i++)
+        if (r->stop_ids[i] == token)
+            return true;
+    return false;
+}
+
+static void apply_piece(struct sched *s, const struct sink *sink, const struct piece *p,
+                        const struct step_seq_result *q, const struct step_top *tops)
+{
+    struct request *r = p->request;
+    if (q->status != STEP_OK) {
+        fail(s, sink, r, "the logits hold NaN or infinity");
+        return;
+    }
+    if (p->sample && (q->token < 0 || (uint32_t)q->token >= s->o.limits.vocab)) {
+        fail(s, sink, r, "the engine gave a token outside the vocabulary");
+        return;
+    }
+    r->computed += p->n_tokens;
+    if (!r->n_generated)
+        s->stats.tokens_prefilled += p->n_tokens;
+    enter_pages(s, r);
+    if (!p->sample)
+        return;
+    r->tokens[r->n_tokens++] = q->token;
+    r->n_generated++;
+    s->stats.tokens_generated++;
+    enum sched_finish f = is_stop(r, q->token)           ? SCHED_STOP
+                          : r->n_generated == r->max_new ? SCHED_LENGTH
+                                                         : SCHED_RUNNING;
+    struct sched_event event = {.token = q->token,
+                                .logprob = q->logprob,
+                                .top = q->n_top ? tops + q->first_top : NULL,
+                                .n_top = q->n_top,
+                                .finish = f};
+    emit(sink, r, &event);
+    if (f != SCHED_RUNNING)
+        finish(s, r, f);
+}
+
+static int check_result(const struct sched *s, const struct step_result *r, size_t bytes, struct err *e)
+{
+    if (!s->out)
+        return err_set(e, ERR_INVALID, "no step is out");
+    int rc = step_result_validate(r, bytes, e);
+    if (rc != ERR_OK)
+        return rc;
+    if (r->step != s->step)
+        return err_set(e, ERR_MISMATCH, "result of step %llu, expected %llu", (unsigned long long)r->step,
+                       (unsigned long long)s->step);
+    if (r->error)
+        return ERR_OK;
+    if (r->n_seqs != s->n_pieces)
+        return err_set(e, ERR_MISMATCH, "result of %u sequences, expected %u", r->n_seqs, s->n_pieces);
+    const struct step_seq_result *q = (const struct step_seq_result *)((const char *)r + r->seqs_at);
+    for (uint32_t i = 0; i < s->n_pieces; i++)
+        if (s->pieces[i].request && q[i].request != s->pieces[i].request->id)
+            return err_set(e, ERR_MISMATCH, "result for request %llu, expected %llu",
+                           (unsigned long long)q[i].request, (unsigned long long)s->pieces[i].request->id);
+    return ERR_OK;
+}
+
+int sched_apply(struct sched *s, const struct step_result *r, size_t bytes, sched_event_fn fn, void *context,
+                struct err *e)
+{
+    int rc = check_result(s, r, bytes, e);
+    if (rc != ERR_OK)
+        return rc;
+    struct sink sink = {fn, context};
+    const struct step_seq_result *q = (const struct step_seq_result *)((const char *)r + r->seqs_at);
+    const struct step_top *tops = (const struct step_top *)((const char *)r + r->tops_at);
+    for (uint32_t i = 0; i < s->n_pieces; i++) {
+        if (!s->pieces[i].request)
+            continue;
+        if (r->error)
+            fail(s, &sink, s->pieces[i].request, (const char *)r + r->error_at);
+        else
+            apply_piece(s, &sink, &s->pieces[i], &q[i], tops);
+    }
+    s->out = false;
+    s->n_pieces = 0;
+    s->stats.steps++;
+    return ERR_OK;
+}
+
+/* ---- views --------------------------------------------------------------------------------------------- */
+
+void sched_stats(const struct sched *s, struct sched_stats *out)
+{
+    *out = s->stats;
+    out->n_running = s->n_running;
+    out->n_waiting = s->n_waiting;
+    out->pages_total = s->pages.n;
+    out->pages_free = s->pages.n_free + s->pages.n_cached;
+    out->pages_cached = s->pages.n_cached;
+}
+
+static int check_running(const struct sched *s, uint32_t *refs, uint64_t *reserved, struct err *e)
+{
+    for (uint32_t i = 0; i < s->n_running; i++) {
+        const struct request *r = s->running[i];
+        if (r->n_held > r->n_total || r->computed >= r->n_tokens ||
+            r->n_tokens != r->n_prompt + r->n_generated || r->n_generated >= r->max_new ||
+            (uint64_t)r->n_held * s->o.limits.page_tokens < r->computed)
+            return err_set(e, ERR_MISMATCH,
+                           "request %llu: %u of %u tokens computed, %u generated of %u, %u pages of %u",
+                           (unsigned long long)r->id, r->computed, r->n_tokens, r->n_generated, r->max_new,
+                           r->n_held, r->n_total);
+        *reserved += r->n_total - r->n_held;
+        for (uint32_t k = 0; k < r->n_held; k++) {
+            if (r->table[k] >= s->pages.n)
+                return err_set(e, ERR_MISMATCH, "request %llu holds page %u", (unsigned long long)r->id,
+                               r->table[k]);
+            refs[r->table[k]]++;
+        }
+    }
+    return ERR_OK;
+}
+
+int sched_check(const struct sched *s, struct err *e)
+{
+    uint32_t n_waiting = 0;
+    const struct request *last = NULL;
+    for (const struct request *r = s->first_waiting; r; last = r, r = r->next)
+        if (++n_waiting > s->n_waiting || r->n_held)
+            return err_set(e, ERR_MISMATCH, "the queue is longer than %u or its request %llu holds pages",
+                           s->n_waiting, (unsigned long long)r->id);
+    if (n_waiting != s->n_waiting || last != s->last_waiting || s->n_running > s->o.limits.max_seqs)
+        return err_set(e, ERR_MISMATCH, "%u requests wait, counted as %u; %u run", n_waiting, s->n_waiting,
+                       s->n_running);
+    uint32_t *refs = calloc(s->pages.n, sizeof(*refs));
+    if (!refs)
+        return err_set(e, ERR_NOMEM, "no memory to check %u pages", s->pages.n);
+    uint64_t reserved = 0;
+    int rc = check_running(s, refs, &reserved, e);
+    if (rc == ERR_OK && reserved != s->pages.n_reserved)
+        rc = err_set(e, ERR_MISMATCH, "%llu pages are promised, counted as %u", (unsigned long long)reserved,
+                     s->pages.n_reserved);
+    if (rc == ERR_OK)
+        rc = pages_check(&s->pages, refs, e);
+    free(refs);
+    return rc;
+}

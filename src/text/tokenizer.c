@@ -1,0 +1,246 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Opens tokenizer.json: vocabulary, added tokens, then the stages. Owns the tokenizer and its arena;
+ * immutable once open. Refuses files whose ids collide, are absurdly sparse, or whose added tokens contradict
+ * the vocabulary.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "text/text_impl.h"
+
+static int set_token(struct tokenizer *t, uint32_t id, struct span text, uint32_t flags, struct err *e)
+{
+    struct token *token = &t->tokens[id];
+    if (token->flags & TOKEN_PRESENT &&
+        (token->raw_bytes != text.n || memcmp(token->raw, text.s, text.n) != 0))
+        return err_set(e, ERR_FORMAT, "tokenizer.json: two tokens have the id %u", id);
+    token->raw = text.s;
+    token->raw_bytes = (uint32_t)text.n;
+    token->flags |= TOKEN_PRESENT | flags;
+    return ERR_OK;
+}
+
+/* Largest id + 1 over vocabulary and added tokens; sparse ids would cost memory that no token pays for. */
+static int count_ids(const struct json *vocab, const struct json *added, uint32_t *out, struct err *e)
+{
+    uint64_t total = (uint64_t)vocab->n + (added ? added->n : 0), top = 0, id;
+    for (uint32_t i = 0; i < total; i++) {
+        const struct json *v =
+            i < vocab->n ? &vocab->as.members[i].value : json_get(json_at(added, i - vocab->n), "id");
+        if (!json_u64(v, &id))
+            return err_set(e, ERR_FORMAT, "tokenizer.json: %s %u has no id of its own",
+                           i < vocab->n ? "vocabulary entry" : "added token",
+                           i < vocab->n ? i : i - vocab->n);
+        top = id >= top ? id + 1 : top;
+        if (top == 0 || top > 2 * total + TEXT_SPARSE_IDS)
+            return err_set(e, ERR_LIMIT, "tokenizer.json: token id %llu, but there are only %llu tokens",
+                           (unsigned long long)id, (unsigned long long)total);
+    }
+    *out = (uint32_t)top;
+    return ERR_OK;
+}
+
+static int read_vocab(struct tokenizer *t, const struct json *vocab, struct err *e)
+{
+    if (strmap_reserve(&t->map, vocab->n))
+        return err_set(e, ERR_NOMEM, "out of memory for %u tokens", vocab->n);
+    for (uint32_t i = 0; i < vocab->n; i++) {
+        const struct json_member *m = &vocab->as.members[i];
+        uint64_t id = 0;
+        json_u64(&m->value, &id); /* count_ids saw all of them */
+        if (m->key_bytes > TEXT_MAX_TOKEN)
+            return err_set(e, ERR_LIMIT, "tokenizer.json: token %llu has %u bytes, more than %d",
+                           (unsigned long long)id, m->key_bytes, TEXT_MAX_TOKEN);
+        char *copy = arena_alloc(&t->arena, (size_t)m->key_bytes + 1);
+        if (copy == NULL)
+            return err_set(e, ERR_NOMEM, "out of memory for %u tokens", vocab->n);
+        memcpy(copy, m->key, m->key_bytes);
+        int rc = set_token(t, (uint32_t)id, (struct span){copy, m->key_bytes}, 0, e);
+        if (rc)
+            return rc;
+        rc = strmap_put(&t->map, copy, m->key_bytes, (uint32_t)id, NULL);
+        if (rc)
+            return rc < 0 ? err_set(e, ERR_NOMEM, "out of memory for %u tokens", vocab->n)
+                          : err_set(e, ERR_FORMAT, "tokenizer.json: token %llu is there twice",
+                                    (unsigned long long)id);
+    }
+    t->n_vocab = vocab->n;
+    return ERR_OK;
+}
+
+static int read_added(struct tokenizer *t, const struct json *v, struct added *a, struct err *e)
+{
+    uint64_t id = 0;
+    uint32_t in_vocab;
+    json_u64(json_get(v, "id"), &id);
+    if (!text_copy_string(t, json_get(v, "content"), &a->content))
+        return err_set(e, ERR_FORMAT, "tokenizer.json: added token %llu has no content",
+                       (unsigned long long)id);
+    if (a->content.n > TEXT_MAX_ADDED)
+        return err_set(e, ERR_LIMIT, "tokenizer.json: added token %llu has %zu bytes, more than %d",
+                       (unsigned long long)id, a->content.n, TEXT_MAX_ADDED);
+    a->id = (int32_t)id;
+    bool single_word = false;
+    json_bool(json_get(v, "special"), &a->special);
+    json_bool(json_get(v, "lstrip"), &a->lstrip);
+    json_bool(json_get(v, "rstrip"), &a->rstrip);
+    json_bool(json_get(v, "single_word"), &single_word);
+    a->normalized = !a->special;
+    json_bool(json_get(v, "normalized"), &a->normalized);
+    if (single_word)
+        return err_set(e, ERR_UNSUPPORTED,
+                       "tokenizer.json: added token %.60s with single_word is not implemented", a->content.s);
+    if (strmap_get(&t->map, a->content.s, a->content.n, &in_vocab) && in_vocab != id)
+        return err_set(e, ERR_FORMAT,
+                       "tokenizer.json: added token %.60s has the id %llu, in the vocabulary %u",
+                       a->content.s, (unsigned long long)id, in_vocab);
+    return set_token(t, (uint32_t)id, a->content, TOKEN_ADDED | (a->special ? TOKEN_SPECIAL : 0), e);
+}
+
+static int read_all_added(struct tokenizer *t, const struct json *list, struct err *e)
+{
+    t->n_added = list ? list->n : 0;
+    t->added = arena_alloc_n(&t->arena, t->n_added, sizeof *t->added);
+    if (t->added == NULL)
+        return err_set(e, ERR_NOMEM, "out of memory for the added tokens");
+    for (size_t i = 0; i < t->n_added; i++) {
+        int rc = read_added(t, json_at(list, i), &t->added[i], e);
+        if (rc)
+            return rc;
+    }
+    return ERR_OK;
+}
+
+/* After the normalizers are known: the content of some added tokens passes through them. */
+static int build_tries(struct tokenizer *t, struct err *e)
+{
+    struct strbuf text = STRBUF_INIT;
+    int rc = ERR_OK;
+    for (size_t i = 0; i < t->n_added && rc == 0; i++) {
+        const struct added *a = &t->added[i];
+        struct span key = a->content;
+        if (a->normalized) {
+            rc = text_normalize(t, key.s, key.n, &text, e);
+            key = (struct span){strbuf_cstr(&text), text.len};
+        }
+        if (rc == 0 && key.n > 4 * TEXT_MAX_ADDED)
+            rc = err_set(e, ERR_LIMIT, "tokenizer.json: added token %.60s is too long after normalization",
+                         a->content.s);
+        if (rc == 0 && key.n > 0 && trie_add(a->normalized ? &t->normalized : &t->raw, key, (int32_t)i))
+            rc = err_set(e, ERR_NOMEM, "out of memory for the added tokens");
+    }
+    strbuf_release(&text);
+    return rc;
+}
+
+static int read_file(struct tokenizer *t, const struct json *root, struct err *e)
+{
+    const struct json *model = json_get(root, "model"), *vocab = json_get(model, "vocab");
+    const struct json *added = json_get(root, "added_tokens");
+    if (root->type != JSON_OBJECT || model == NULL || model->type != JSON_OBJECT)
+        return err_set(e, ERR_FORMAT, "tokenizer.json: no object \"model\"");
+    if (vocab == NULL || vocab->type != JSON_OBJECT) {
+        const char *type = json_string(json_get(model, "type"));
+        if (type && strcmp(type, "BPE") != 0)
+            return err_set(e, ERR_UNSUPPORTED, "tokenizer.json: model %.60s is not implemented", type);
+        return err_set(e, ERR_FORMAT, "tokenizer.json: model: \"vocab\" is missing or no object");
+    }
+    if (added && added->type == JSON_NULL)
+        added = NULL;
+    if (added && added->type != JSON_ARRAY)
+        return err_set(e, ERR_FORMAT, "tokenizer.json: \"added_tokens\" is no array");
+    int rc = count_ids(vocab, added, &t->n_ids, e);
+    if (rc)
+        return rc;
+    t->tokens = arena_alloc_n(&t->arena, t->n_ids, sizeof *t->tokens);
+    if (t->tokens == NULL)
+        return err_set(e, ERR_NOMEM, "out of memory for %u tokens", t->n_ids);
+    if (rc == 0)
+        rc = read_vocab(t, vocab, e);
+    if (rc == 0)
+        rc = read_all_added(t, added, e);
+    if (rc == 0)
+        rc = text_read_normalizer(t, json_get(root, "normalizer"), 0, e);
+    if (rc == 0)
+        rc = build_tries(t, e);
+    if (rc == 0)
+        rc = text_read_pre_tokenizer(t, json_get(root, "pre_tokenizer"), 0, e);
+    if (rc == 0)
+        rc = bpe_read(t, model, e);
+    if (rc == 0)
+        rc = text_read_post_processor(t, json_get(root, "post_processor"), e);
+    if (rc == 0)
+        rc = text_read_decoder(t, json_get(root, "decoder"), 0, e);
+    if (rc == 0)
+        rc = text_prepare_pieces(t, e);
+    return rc;
+}
+
+int tokenizer_open(struct tokenizer **out, const char *json, size_t n, struct mem *mem, struct err *e)
+{
+    struct arena parse;
+    const struct json *root = NULL;
+    struct tokenizer *t = calloc(1, sizeof *t);
+    if (t == NULL)
+        return err_set(e, ERR_NOMEM, "out of memory for the tokenizer");
+    arena_init(&t->arena, mem, MEM_TEXT);
+    trie_init(&t->raw);
+    trie_init(&t->normalized);
+    arena_init(&parse, mem, MEM_TEXT);
+    int rc = json_parse(json, n, NULL, &parse, &root, e);
+    if (rc)
+        err_ctx(e, "reading tokenizer.json");
+    else
+        rc = read_file(t, root, e);
+    arena_release(&parse);
+    if (rc) {
+        tokenizer_close(t);
+        return rc;
+    }
+    *out = t;
+    return ERR_OK;
+}
+
+void tokenizer_close(struct tokenizer *t)
+{
+    if (t == NULL)
+        return;
+    strmap_release(&t->map);
+    trie_release(&t->raw);
+    trie_release(&t->normalized);
+    free(t->bpe.slots);
+    arena_release(&t->arena);
+    free(t);
+}
+
+uint32_t tokenizer_vocab(const struct tokenizer *t)
+{
+    return t->n_ids;
+}
+
+int32_t tokenizer_id(const struct tokenizer *t, const char *token)
+{
+    uint32_t id;
+    size_t n = strlen(token);
+    if (strmap_get(&t->map, token, n, &id))
+        return (int32_t)id;
+    for (size_t i = 0; i < t->n_added; i++)
+        if (t->added[i].content.n == n && memcmp(t->added[i].content.s, token, n) == 0)
+            return t->added[i].id;
+    return -1;
+}
+
+const char *tokenizer_token(const struct tokenizer *t, int32_t id, size_t *n)
+{
+    if (id < 0 || (uint32_t)id >= t->n_ids || !(t->tokens[id].flags & TOKEN_PRESENT))
+        return NULL;
+    if (n)
+        *n = t->tokens[id].raw_bytes;
+    return t->tokens[id].raw;
+}
+
+bool tokenizer_is_special(const struct tokenizer *t, int32_t id)
+{
+    return id >= 0 && (uint32_t)id < t->n_ids && (t->tokens[id].flags & TOKEN_SPECIAL);
+}
