@@ -306,9 +306,8 @@ void svg_positions(struct strbuf *b, const char *title, const double *values, si
     }
     positions_axis(b, n, bottom);
     strbuf_puts(b, "</svg>\n");
-    if (p.n_zero || p.n_bad)
-        strbuf_printf(b, "<p class=\"note\">%zu of %zu positions are equal to the last bit%s%zu%s</p>\n", p.n_zero,
-                      n, p.n_bad ? "; " : "; ", p.n_bad, " are not finite.");
+    strbuf_printf(b, "<p class=\"note\">%zu of %zu positions are equal to the last bit; ", p.n_zero, n);
+    strbuf_printf(b, "%zu are not finite.</p>\n", p.n_bad);
 }
 
 /* ---- bars */

@@ -107,10 +107,11 @@ int host_probe_libraries(struct host *h)
         "topology");
     add(h, "mpi", NULL, can_load(mpi, ARRAY_LEN(mpi)), "communicator plugin");
     const char *mpirun = find_program(h, "mpirun");
-    add(h, "mpirun", mpirun, mpirun != NULL, "launcher");
+    add(h, "mpirun", NULL, mpirun != NULL,
+        mpirun ? arena_printf(&h->arena, "launcher, %s", mpirun) : "launcher");
     add(h, "nvidia driver", nvidia_driver(h), can_load(cuda, ARRAY_LEN(cuda)), "device plugin");
     add(h, "cuda runtime", NULL, can_load(cudart, ARRAY_LEN(cudart)), "device plugin");
     const char *nvcc = find_program(h, "nvcc");
-    add(h, "nvcc", nvcc, nvcc != NULL, "building device plugins");
+    add(h, "nvcc", NULL, nvcc != NULL, nvcc ? arena_printf(&h->arena, "compiler, %s", nvcc) : "compiler");
     return 0;
 }

@@ -21,6 +21,9 @@ uint32_t tokenizer_vocab(const struct tokenizer *t);  /* largest id + 1, added t
 int32_t tokenizer_id(const struct tokenizer *t, const char *token); /* -1 if absent */
 const char *tokenizer_token(const struct tokenizer *t, int32_t id, size_t *n); /* raw vocabulary entry or NULL */
 bool tokenizer_is_special(const struct tokenizer *t, int32_t id);
+/* Most bytes of text that one id can stand for; 0 if no bound is known (unknown characters fused into one id, white space swallowed). Lets a
+ * caller refuse a text that cannot fit its context before tokenizing it. */
+size_t tokenizer_bytes_per_id(const struct tokenizer *t);
 
 enum { TOKENIZE_SPECIAL = 1 /* run the post-processor: BOS where the file says so */, TOKENIZE_PARSE_SPECIAL = 2 /* special tokens in the text become ids */ };
 

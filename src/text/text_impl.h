@@ -103,6 +103,7 @@ struct tokenizer {
     uint32_t n_vocab; /* entries of the model */
     struct added *added;
     size_t n_added;
+    size_t bytes_per_id;         /* 0: unbounded */
     struct trie raw, normalized; /* which text each is matched in */
     struct norm_stage norm[TEXT_MAX_STAGES];
     size_t n_norm;

@@ -134,6 +134,32 @@ static int build_tries(struct tokenizer *t, struct err *e)
     return rc;
 }
 
+/* See tokenizer_bytes_per_id. A byte of text never becomes less than a byte of a token, unless one of these
+ * says otherwise. */
+static size_t find_bytes_per_id(const struct tokenizer *t)
+{
+    bool bytes = t->bpe.byte_fallback, alphabet = t->n_pre > 0 && t->pre[t->n_pre - 1].kind == PRE_BYTE_LEVEL;
+    struct strbuf text = STRBUF_INIT;
+    for (int i = 0; i < 256; i++) {
+        uint32_t id;
+        strbuf_clear(&text);
+        byte_level_char((unsigned char)i, &text);
+        bytes = bytes && t->bpe.byte_id[i] >= 0;
+        alphabet = alphabet && strmap_get(&t->map, strbuf_cstr(&text), text.len, &id);
+    }
+    strbuf_release(&text);
+    bool bounded = bytes || alphabet;
+    for (size_t i = 0; i < t->n_norm; i++)
+        bounded =
+            bounded && (t->norm[i].kind != NORM_REPLACE || t->norm[i].content.n >= t->norm[i].pattern.n);
+    for (size_t i = 0; i < t->n_added; i++)
+        bounded = bounded && !t->added[i].lstrip && !t->added[i].rstrip;
+    size_t longest = 0;
+    for (uint32_t i = 0; i < t->n_ids; i++)
+        longest = t->tokens[i].raw_bytes > longest ? t->tokens[i].raw_bytes : longest;
+    return bounded ? longest : 0;
+}
+
 static int read_file(struct tokenizer *t, const struct json *root, struct err *e)
 {
     const struct json *model = json_get(root, "model"), *vocab = json_get(model, "vocab");
@@ -174,6 +200,8 @@ static int read_file(struct tokenizer *t, const struct json *root, struct err *e
         rc = text_read_decoder(t, json_get(root, "decoder"), 0, e);
     if (rc == 0)
         rc = text_prepare_pieces(t, e);
+    if (rc == 0)
+        t->bytes_per_id = find_bytes_per_id(t);
     return rc;
 }
 
@@ -217,6 +245,11 @@ void tokenizer_close(struct tokenizer *t)
 uint32_t tokenizer_vocab(const struct tokenizer *t)
 {
     return t->n_ids;
+}
+
+size_t tokenizer_bytes_per_id(const struct tokenizer *t)
+{
+    return t->bytes_per_id;
 }
 
 int32_t tokenizer_id(const struct tokenizer *t, const char *token)

@@ -1,0 +1,497 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Owns: the sections of the page that show facts: model, memory, numbers, text, latency, service, operators, environment.
+ * Refuses: a section without facts pretending to have some: it says which stage did not give them.
+ */
+#include "adapt/html.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static void nothing(struct strbuf *b, const struct report *r, unsigned stage)
+{
+    strbuf_puts(b, "<p class=\"empty\">");
+    html_text(b, r->stages[stage].summary && *r->stages[stage].summary ? r->stages[stage].summary : "This stage did not run.");
+    strbuf_puts(b, "</p>\n");
+}
+
+static void open_table(struct strbuf *b, const char *const *heads, size_t n, size_t first_number)
+{
+    strbuf_puts(b, "<div class=\"scroll\"><table><thead><tr>");
+    for (size_t i = 0; i < n; i++) {
+        strbuf_puts(b, i >= first_number ? "<th class=\"n\">" : "<th>");
+        html_text(b, heads[i]);
+        strbuf_puts(b, "</th>");
+    }
+    strbuf_puts(b, "</tr></thead><tbody>\n");
+}
+
+static void close_table(struct strbuf *b)
+{
+    strbuf_puts(b, "</tbody></table></div>\n");
+}
+
+static void text_cell(struct strbuf *b, const char *class, const char *text)
+{
+    strbuf_printf(b, "<td class=\"%s\">", class);
+    html_text_n(b, text, strlen(text), 600);
+    strbuf_puts(b, "</td>");
+}
+
+static void passed_cell(struct strbuf *b, bool passed)
+{
+    strbuf_puts(b, "<td>");
+    html_badge(b, passed ? "passed" : "failed");
+    strbuf_puts(b, "</td>");
+}
+
+typedef void (*number_fn)(struct strbuf *b, double v);
+
+static void number_cell(struct strbuf *b, number_fn print, const struct json *v, const char *path)
+{
+    double x = fact_number(v, path, -1);
+    strbuf_puts(b, "<td class=\"n\">");
+    if (x < 0)
+        strbuf_puts(b, "&ndash;");
+    else
+        print(b, x);
+    strbuf_puts(b, "</td>");
+}
+
+static void tile(struct strbuf *b, number_fn print, const struct json *v, const char *path, const char *what)
+{
+    double x = fact_number(v, path, -1);
+    if (x < 0)
+        return;
+    strbuf_puts(b, "<div class=\"tile\"><b>");
+    print(b, x);
+    strbuf_puts(b, "</b><span>");
+    html_text(b, what);
+    strbuf_puts(b, "</span></div>\n");
+}
+
+/* A pair whose value is a printed number; nothing when the fact is absent. */
+static void number_pair(struct strbuf *b, const char *term, number_fn print, const struct json *v, const char *path)
+{
+    struct strbuf text = STRBUF_INIT;
+    double x = fact_number(v, path, -1);
+    if (x >= 0) {
+        print(&text, x);
+        html_pair(b, term, strbuf_cstr(&text));
+    }
+    strbuf_release(&text);
+}
+
+/* ---- stage 1 */
+
+void section_model(struct strbuf *b, const struct report *r)
+{
+    const struct json *m = fact(r->facts[0], "model");
+    html_section(b, "model", "Model", "Read from config.json, the headers of the shards and the architecture file.");
+    if (!m) {
+        nothing(b, r, 0);
+    } else {
+        strbuf_puts(b, "<div class=\"tiles\">\n");
+        tile(b, html_count, m, "parameters", "parameters");
+        tile(b, html_bytes, m, "weight_bytes", "of weights");
+        tile(b, html_count, m, "layers", "layers");
+        tile(b, html_count, m, "context_limit", "tokens of context at most");
+        tile(b, html_bytes, m, "kv_bytes_per_token", "of KV memory per token");
+        tile(b, html_count, m, "vocab", "vocabulary");
+        strbuf_puts(b, "</div>\n<dl class=\"kv\">\n");
+        html_pair(b, "Architecture", fact_text(m, "architecture"));
+        html_pair(b, "Model type", fact_text(m, "model_type"));
+        number_pair(b, "Tensors", html_count, m, "tensors");
+        number_pair(b, "Shards", html_count, m, "shards");
+        number_pair(b, "Hidden size", html_count, m, "hidden");
+        number_pair(b, "Heads", html_count, m, "heads");
+        number_pair(b, "KV heads", html_count, m, "kv_heads");
+        html_pair(b, "KV type", fact_text(m, "kv_dtype"));
+        strbuf_puts(b, "</dl>\n");
+    }
+    html_section_end(b);
+}
+
+void section_operators(struct strbuf *b, const struct report *r)
+{
+    static const char *const heads[] = {"Operator", "Types", "Supported", "Reason", "Nodes"};
+    size_t n = fact_count(r->facts[0], "operators");
+    html_section(b, "operators", "Operators on this device", fact_text(r->facts[0], "device.description"));
+    if (!n) {
+        nothing(b, r, 0);
+    } else {
+        open_table(b, heads, ARRAY_LEN(heads), 4);
+        for (size_t i = 0; i < n; i++) {
+            const struct json *op = json_at(fact(r->facts[0], "operators"), i);
+            strbuf_puts(b, "<tr>");
+            text_cell(b, "key", fact_text(op, "op"));
+            text_cell(b, "mono", fact_text(op, "types"));
+            passed_cell(b, fact_true(op, "supported"));
+            text_cell(b, "", fact_text(op, "reason"));
+            number_cell(b, html_count, op, "count");
+            strbuf_puts(b, "</tr>\n");
+        }
+        close_table(b);
+    }
+    html_section_end(b);
+}
+
+static void library_table(struct strbuf *b, const struct json *host)
+{
+    static const char *const heads[] = {"Library", "Version", "Used for"};
+    size_t n = fact_count(host, "libraries");
+    if (!n)
+        return;
+    strbuf_puts(b, "<h3>Libraries</h3>\n");
+    open_table(b, heads, ARRAY_LEN(heads), 9);
+    for (size_t i = 0; i < n; i++) {
+        const struct json *l = json_at(fact(host, "libraries"), i);
+        strbuf_puts(b, "<tr>");
+        text_cell(b, "key", fact_text(l, "name"));
+        text_cell(b, "mono", fact_true(l, "found") ? fact_text(l, "version") : "not found");
+        text_cell(b, "", fact_text(l, "role"));
+        strbuf_puts(b, "</tr>\n");
+    }
+    close_table(b);
+}
+
+void section_environment(struct strbuf *b, const struct report *r)
+{
+    const struct json *host = fact(r->facts[0], "host"), *device = fact(r->facts[0], "device");
+    html_section(b, "environment", "Environment", "");
+    if (!host) {
+        nothing(b, r, 0);
+    } else {
+        strbuf_puts(b, "<dl class=\"kv\">\n");
+        html_pair(b, "Host", fact_text(host, "hostname"));
+        html_pair(b, "System", fact_text(host, "os"));
+        html_pair(b, "Kernel", fact_text(host, "kernel"));
+        html_pair(b, "Processor", fact_text(host, "cpu.model"));
+        html_pair(b, "Instructions", fact_text(host, "cpu.flags"));
+        number_pair(b, "Memory", html_bytes, host, "memory.total_bytes");
+        number_pair(b, "Available", html_bytes, host, "memory.available_bytes");
+        html_pair(b, "Limited by", fact_text(host, "memory.limited_by"));
+        html_pair(b, "Device", fact_text(device, "name"));
+        html_pair(b, "Variant", fact_text(device, "variant"));
+        html_pair(b, "Compiler", fact_text(host, "compiler"));
+        strbuf_puts(b, "</dl>\n");
+        library_table(b, host);
+        if (*fact_text(host, "topology")) {
+            strbuf_puts(b, "<details><summary>Topology</summary><pre>");
+            html_text(b, fact_text(host, "topology"));
+            strbuf_puts(b, "</pre></details>\n");
+        }
+    }
+    html_section_end(b);
+}
+
+/* ---- stage 3 and 5: memory */
+
+static const char *const memory_parts[] = {"weights", "kv", "scratch", "staging", "fixed"};
+static const char *const memory_words[] = {"Weights", "KV pages", "Scratch of a step", "Staging of the loader",
+                                           "Program and libraries"};
+
+static void memory_table(struct strbuf *b, const struct json *predicted)
+{
+    strbuf_puts(b, "<dl class=\"kv\">\n");
+    for (size_t i = 0; i < ARRAY_LEN(memory_parts); i++) {
+        strbuf_printf(b, "<div><dt><span class=\"swatch p%zu\"></span>%s</dt><dd>", i, memory_words[i]);
+        html_bytes(b, fact_number(predicted, memory_parts[i], -1));
+        strbuf_puts(b, "</dd></div>\n");
+    }
+    strbuf_puts(b, "</dl>\n");
+}
+
+static void memory_plot(struct strbuf *b, const struct json *predicted, double ready, double peak, double allowed)
+{
+    double parts[ARRAY_LEN(memory_parts)];
+    struct strbuf notes[3] = {STRBUF_INIT, STRBUF_INIT, STRBUF_INIT};
+    for (size_t i = 0; i < ARRAY_LEN(memory_parts); i++)
+        parts[i] = fact_number(predicted, memory_parts[i], 0);
+    html_bytes(&notes[0], fact_number(predicted, "total", -1));
+    html_bytes(&notes[1], ready);
+    html_bytes(&notes[2], peak);
+    struct svg_bar bars[3] = {{"Predicted", strbuf_cstr(&notes[0]), parts, ARRAY_LEN(parts)},
+                              {"Measured, ready", strbuf_cstr(&notes[1]), &ready, 1},
+                              {"Measured, peak", strbuf_cstr(&notes[2]), &peak, 1}};
+    svg_bars(b, "Memory predicted and measured", bars, peak >= 0 ? 3 : ready >= 0 ? 2 : 1, allowed, "allowed");
+    for (size_t i = 0; i < ARRAY_LEN(notes); i++)
+        strbuf_release(&notes[i]);
+}
+
+void section_memory(struct strbuf *b, const struct report *r)
+{
+    const struct json *facts = r->facts[2], *predicted = fact(facts, "plan.predicted");
+    double ready = fact_number(facts, "measured.ready_rss", -1), peak = fact_number(r->facts[4], "memory.peak_rss", -1);
+    double allowed = fact_number(facts, "measured.allowed", 0);
+    html_section(b, "memory", "Memory", "The plan was made before a weight was read; the measurement is the resident set of the service.");
+    if (!predicted) {
+        nothing(b, r, 2);
+    } else {
+        strbuf_puts(b, "<div class=\"two\"><div>\n");
+        memory_plot(b, predicted, ready, peak, ready >= 0 ? allowed : 0);
+        strbuf_puts(b, "</div><div>\n");
+        memory_table(b, predicted);
+        strbuf_puts(b, "</div></div>\n<dl class=\"kv\">\n");
+        number_pair(b, "Available", html_bytes, facts, "plan.available");
+        html_pair(b, "Known from", fact_text(facts, "plan.available_source"));
+        html_pair(b, "Prediction from", fact_text(facts, "plan.predicted_source"));
+        html_pair(b, "Measured by", fact_text(facts, "measured.source"));
+        html_pair(b, "Rule", fact_text(facts, "measured.rule"));
+        html_pair(b, "Smallest layout", fact_text(facts, "plan.smallest_layout"));
+        html_pair(b, "Communicator", fact_text(facts, "communicator.evidence"));
+        strbuf_puts(b, "</dl>\n");
+    }
+    html_section_end(b);
+}
+
+/* ---- stage 2 */
+
+static void reference_part(struct strbuf *b, const struct json *ref)
+{
+    const struct json *list = fact(ref, "abs_by_position");
+    size_t n = list && list->type == JSON_ARRAY ? list->n : 0;
+    double *values = calloc(n ? n : 1, sizeof(*values));
+    for (size_t i = 0; values && i < n; i++)
+        values[i] = fact_number(json_at(list, i), "", 0);
+    strbuf_puts(b, "<h3>Largest |difference| of logits by position, against ");
+    html_text(b, fact_text(ref, "producer"));
+    strbuf_puts(b, "</h3>\n");
+    if (values)
+        svg_positions(b, "Largest logit difference by position", values, n, fact_number(ref, "limit", 0));
+    free(values);
+    strbuf_puts(b, "<dl class=\"kv\">\n");
+    html_pair(b, "Reference", fact_text(ref, "path"));
+    html_pair(b, "Its SHA-256", fact_text(ref, "sha256"));
+    number_pair(b, "Largest difference", html_scientific, ref, "max_abs_logit");
+    number_pair(b, "At position", html_count, ref, "worst_position");
+    number_pair(b, "Relative L2", html_scientific, ref, "relative_l2");
+    number_pair(b, "Largest KL", html_scientific, ref, "max_kl");
+    number_pair(b, "Positions", html_count, ref, "positions");
+    number_pair(b, "Same best token", html_count, ref, "top1_agree");
+    number_pair(b, "Greedy tokens", html_count, ref, "greedy_tokens");
+    number_pair(b, "Equal from the start", html_count, ref, "greedy_equal");
+    html_pair(b, "First bad probe", fact_text(ref, "first_bad_probe"));
+    strbuf_puts(b, "</dl>\n");
+}
+
+static void piece_table(struct strbuf *b, const struct json *facts)
+{
+    static const char *const heads[] = {"Piece", "Ran", "Remark", "Weights", "Relative L2", "Largest difference", "Seconds"};
+    size_t n = fact_count(facts, "pieces");
+    if (!n)
+        return;
+    strbuf_puts(b, "<h3>Minimal validation: this device against the reference kernels</h3>\n");
+    open_table(b, heads, ARRAY_LEN(heads), 3);
+    for (size_t i = 0; i < n; i++) {
+        const struct json *p = json_at(fact(facts, "pieces"), i);
+        strbuf_puts(b, "<tr>");
+        text_cell(b, "key", fact_text(p, "name"));
+        passed_cell(b, fact_true(p, "ran"));
+        text_cell(b, "", fact_true(p, "all_zero") ? "output is all zero" : fact_text(p, "why"));
+        number_cell(b, html_bytes, p, "weight_bytes");
+        number_cell(b, html_scientific, p, "relative_l2");
+        number_cell(b, html_scientific, p, "max_abs");
+        number_cell(b, html_seconds, p, "seconds");
+        strbuf_puts(b, "</tr>\n");
+    }
+    close_table(b);
+}
+
+void section_numerics(struct strbuf *b, const struct report *r)
+{
+    const struct json *facts = r->facts[1], *ref = fact(facts, "reference"), *bits = fact(facts, "bits");
+    html_section(b, "numerics", "Numbers", "");
+    if (!facts) {
+        nothing(b, r, 1);
+    } else {
+        if (ref)
+            reference_part(b, ref);
+        else
+            strbuf_puts(b, "<p class=\"lead\">No reference was given (--reference FILE), so the numbers agree with this program's own "
+                           "reference kernels and with nothing else: self-consistent.</p>\n");
+        piece_table(b, facts);
+        strbuf_puts(b, "<dl class=\"kv\">\n");
+        html_pair(b, "Same bits", fact_text(bits, "evidence"));
+        html_pair(b, "Payload", fact_text(facts, "payload.evidence"));
+        strbuf_puts(b, "</dl>\n");
+    }
+    html_section_end(b);
+}
+
+/* ---- stage 4 */
+
+static void text_case(struct strbuf *b, const struct json *c)
+{
+    strbuf_puts(b, "<tr>");
+    text_cell(b, "key", fact_text(c, "name"));
+    passed_cell(b, fact_true(c, "passed"));
+    strbuf_puts(b, "<td>");
+    if (*fact_text(c, "output")) {
+        const char *prompt = fact_text(c, "prompt"), *output = fact_text(c, "output");
+        strbuf_puts(b, "<blockquote><bdi><span class=\"note\">");
+        html_text_n(b, prompt, strlen(prompt), 120);
+        strbuf_puts(b, "</span>");
+        html_text_n(b, output, strlen(output), 280);
+        strbuf_puts(b, "</bdi></blockquote>");
+    }
+    if (*fact_text(c, "why")) {
+        strbuf_puts(b, "<span class=\"note\">");
+        html_text(b, fact_text(c, "why"));
+        strbuf_puts(b, "</span>");
+    }
+    strbuf_puts(b, "</td>");
+    number_cell(b, html_count, c, "prompt_tokens");
+    number_cell(b, html_count, c, "output_tokens");
+    number_cell(b, html_milliseconds, c, "ms.tokenize");
+    number_cell(b, html_milliseconds, c, "ms.first_token");
+    number_cell(b, html_milliseconds, c, "ms.decode");
+    number_cell(b, html_milliseconds, c, "ms.total");
+    strbuf_puts(b, "</tr>\n");
+}
+
+void section_text(struct strbuf *b, const struct report *r)
+{
+    static const char *const heads[] = {"Case", "State", "Prompt and answer", "In", "Out", "Tokenize ms", "First token ms",
+                                        "Decode ms", "Total ms"};
+    size_t n = fact_count(r->facts[3], "cases");
+    html_section(b, "text", "Text channel", "Each case went through the service by HTTP.");
+    if (!n) {
+        nothing(b, r, 3);
+    } else {
+        open_table(b, heads, ARRAY_LEN(heads), 3);
+        for (size_t i = 0; i < n; i++)
+            text_case(b, json_at(fact(r->facts[3], "cases"), i));
+        close_table(b);
+    }
+    html_section_end(b);
+}
+
+/* ---- stage 5 */
+
+#define MAX_RUNS 4
+
+static double *sample_array(const struct json *run, const char *key, size_t *n)
+{
+    const struct json *list = fact(run, key);
+    *n = list && list->type == JSON_ARRAY ? list->n : 0;
+    double *out = calloc(*n ? *n : 1, sizeof(*out));
+    for (size_t i = 0; out && i < *n; i++)
+        out[i] = fact_number(json_at(list, i), "", -1);
+    if (!out)
+        *n = 0;
+    return out;
+}
+
+static void latency_plot(struct strbuf *b, const struct json *runs, const char *key, const char *title)
+{
+    struct svg_series series[MAX_RUNS];
+    double *values[MAX_RUNS] = {0};
+    struct strbuf labels[MAX_RUNS] = {0};
+    size_t n = runs->n < MAX_RUNS ? runs->n : MAX_RUNS;
+    for (size_t i = 0; i < n; i++) {
+        const struct json *run = json_at(runs, i);
+        strbuf_puts(&labels[i], "concurrency ");
+        html_count(&labels[i], fact_number(run, "concurrency", 0));
+        values[i] = sample_array(run, key, &series[i].n);
+        series[i].values = values[i];
+        series[i].label = strbuf_cstr(&labels[i]);
+    }
+    strbuf_puts(b, "<div><h3>");
+    html_text(b, title);
+    strbuf_puts(b, "</h3>\n");
+    svg_cdf(b, title, series, n);
+    strbuf_puts(b, "</div>\n");
+    for (size_t i = 0; i < n; i++) {
+        free(values[i]);
+        strbuf_release(&labels[i]);
+    }
+}
+
+static void latency_rows(struct strbuf *b, const struct json *run)
+{
+    static const struct { const char *key, *word; } rows[] = {
+        {"ttft_ms", "TTFT"}, {"tpot_ms", "TPOT"}, {"itl_ms", "ITL"}, {"e2e_ms", "E2E"}};
+    static const char *const columns[] = {"p50", "p90", "p99", "max", "mean"};
+    for (size_t i = 0; i < ARRAY_LEN(rows); i++) {
+        const struct json *q = fact(run, rows[i].key);
+        strbuf_puts(b, "<tr><td class=\"n\">");
+        html_count(b, fact_number(run, "concurrency", 0));
+        strbuf_puts(b, "</td>");
+        text_cell(b, "key", rows[i].word);
+        for (size_t k = 0; k < ARRAY_LEN(columns); k++)
+            number_cell(b, html_milliseconds, q, columns[k]);
+        number_cell(b, html_count, q, "n");
+        strbuf_puts(b, "</tr>\n");
+    }
+}
+
+static void one_decimal(struct strbuf *b, double v)
+{
+    html_number(b, v, v < 100 ? 1 : 0);
+}
+
+static void throughput_table(struct strbuf *b, const struct json *runs)
+{
+    static const char *const heads[] = {"Concurrency", "Tokens from", "Requests", "Failed", "Tokens/s", "Requests/s", "Wall", "Peak memory"};
+    open_table(b, heads, ARRAY_LEN(heads), 2);
+    for (size_t i = 0; i < runs->n; i++) {
+        const struct json *run = json_at(runs, i);
+        strbuf_puts(b, "<tr><td class=\"key\">");
+        html_count(b, fact_number(run, "concurrency", 0));
+        strbuf_puts(b, "</td>");
+        text_cell(b, "", fact_text(run, "tokens_from"));
+        number_cell(b, html_count, run, "requests.sent");
+        number_cell(b, html_count, run, "requests.failed");
+        number_cell(b, one_decimal, run, "output_tokens_per_second");
+        number_cell(b, one_decimal, run, "requests_per_second");
+        number_cell(b, html_seconds, run, "seconds");
+        number_cell(b, html_bytes, run, "rss_peak");
+        strbuf_puts(b, "</tr>\n");
+    }
+    close_table(b);
+}
+
+void section_latency(struct strbuf *b, const struct report *r)
+{
+    static const char *const heads[] = {"Concurrency", "ms", "p50", "p90", "p99", "max", "mean", "Samples"};
+    const struct json *runs = fact(r->facts[4], "runs");
+    html_section(b, "latency", "Latency and throughput", "Measured over HTTP, from the moment a request was due.");
+    if (!runs || runs->type != JSON_ARRAY || !runs->n) {
+        nothing(b, r, 4);
+    } else {
+        strbuf_puts(b, "<div class=\"two\">\n");
+        latency_plot(b, runs, "ttft_samples_ms", "Time to first token");
+        latency_plot(b, runs, "itl_samples_ms", "Time between chunks");
+        strbuf_puts(b, "</div>\n<h3>Throughput</h3>\n");
+        throughput_table(b, runs);
+        strbuf_puts(b, "<h3>Latency</h3>\n");
+        open_table(b, heads, ARRAY_LEN(heads), 2);
+        for (size_t i = 0; i < runs->n; i++)
+            latency_rows(b, json_at(runs, i));
+        close_table(b);
+    }
+    html_section_end(b);
+}
+
+void section_service(struct strbuf *b, const struct report *r)
+{
+    static const char *const heads[] = {"Check", "State", "Evidence"};
+    size_t n = fact_count(r->facts[4], "service");
+    html_section(b, "service", "Service interface", "");
+    if (!n) {
+        nothing(b, r, 4);
+    } else {
+        open_table(b, heads, ARRAY_LEN(heads), 9);
+        for (size_t i = 0; i < n; i++) {
+            const struct json *c = json_at(fact(r->facts[4], "service"), i);
+            strbuf_puts(b, "<tr>");
+            text_cell(b, "key", fact_text(c, "name"));
+            passed_cell(b, fact_true(c, "passed"));
+            text_cell(b, "", fact_text(c, "detail"));
+            strbuf_puts(b, "</tr>\n");
+        }
+        close_table(b);
+    }
+    html_section_end(b);
+}
