@@ -111,6 +111,20 @@ void html_count(struct strbuf *b, double n)
     strbuf_puts(b, format_count(n < 1e19 ? (uint64_t)n : UINT64_MAX, text, sizeof(text)));
 }
 
+void html_short_count(struct strbuf *b, double n)
+{
+    static const struct { double unit; const char *word; } units[] = {{1e12, "trillion"}, {1e9, "billion"}, {1e6, "million"}};
+    for (size_t i = 0; i < ARRAY_LEN(units); i++) {
+        double v = n / units[i].unit;
+        if (v < 1)
+            continue;
+        html_number(b, v, v < 10 ? 2 : v < 100 ? 1 : 0);
+        strbuf_printf(b, " %s", units[i].word);
+        return;
+    }
+    html_count(b, n);
+}
+
 void html_milliseconds(struct strbuf *b, double ms)
 {
     if (!isfinite(ms) || ms < 0)

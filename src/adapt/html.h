@@ -23,6 +23,7 @@ void html_number(struct strbuf *b, double v, unsigned decimals);
 void html_milliseconds(struct strbuf *b, double ms);   /* "0.42", "12.3", "1,204" */
 void html_bytes(struct strbuf *b, double bytes);       /* "1.56 TB"; "unknown" when negative */
 void html_count(struct strbuf *b, double n);           /* "1,560" */
+void html_short_count(struct strbuf *b, double n);     /* "1.56 billion" */
 void html_seconds(struct strbuf *b, double s);         /* "0.42 s", "3 min 12 s" */
 void html_scientific(struct strbuf *b, double v);      /* "3.1e-06", "0" */
 

@@ -30,27 +30,47 @@ static const char *step_class(enum stage_state s)
     return s == STAGE_PASSED ? "ok" : s == STAGE_FAILED ? "bad" : s == STAGE_PARTIAL ? "self" : "open";
 }
 
+static void add_reason(char *buf, size_t bytes, size_t *n, size_t count, const char *one, const char *many)
+{
+    if (count == 0 || *n + 1 >= bytes)
+        return;
+    int added = snprintf(buf + *n, bytes - *n, "%s%zu %s", *n ? "; " : "", count, count == 1 ? one : many);
+    *n += added > 0 ? (size_t)added : 0;
+}
+
 const char *report_reason(const struct report *r, char *buf, size_t bytes)
 {
-    unsigned errors = 0, by_state[5] = {0}, accepted = 0;
+    size_t failed = 0, open = 0, self = 0, n = 0;
     for (size_t i = 0; i < ROW_N; i++) {
-        by_state[r->rows[i].state]++;
-        accepted += r->rows[i].accept_reason != NULL;
+        const struct row *row = &r->rows[i];
+        if (row->accept_reason)
+            continue;
+        failed += row->state == ROW_FAILED;
+        open += row->state == ROW_NOT_CHECKED;
+        self += row->state == ROW_SELF_CONSISTENT;
     }
-    errors = (unsigned)r->findings->n_by_severity[SEVERITY_ERROR];
-    if (r->verdict == VERDICT_FAIL)
-        snprintf(buf, bytes, "%u of %u rows failed; %u finding%s of severity error.", by_state[ROW_FAILED], ROW_N, errors,
-                 errors == 1 ? "" : "s");
-    else if (r->verdict == VERDICT_INCOMPLETE)
-        snprintf(buf, bytes, "Nothing failed, but %u row%s not checked and %u only self-consistent (%u accepted).",
-                 by_state[ROW_NOT_CHECKED], by_state[ROW_NOT_CHECKED] == 1 ? " was" : "s were", by_state[ROW_SELF_CONSISTENT],
-                 accepted);
-    else if (r->with_waivers)
-        snprintf(buf, bytes, "%u of %u rows passed; the rest was accepted or waived with the reasons below.", by_state[ROW_PASSED],
-                 ROW_N);
-    else
-        snprintf(buf, bytes, "Every row of the checklist that applies passed, each with evidence.");
+    buf[0] = '\0';
+    if (r->verdict == VERDICT_FAIL) {
+        add_reason(buf, bytes, &n, failed, "row of the checklist failed", "rows of the checklist failed");
+        add_reason(buf, bytes, &n, (size_t)r->findings->n_by_severity[SEVERITY_ERROR], "finding of severity error",
+                   "findings of severity error");
+    } else if (r->verdict == VERDICT_INCOMPLETE) {
+        add_reason(buf, bytes, &n, open, "row was not checked", "rows were not checked");
+        add_reason(buf, bytes, &n, self, "row is only self-consistent", "rows are only self-consistent");
+        if (n == 0)
+            snprintf(buf, bytes, "the architecture file was drafted, not written for this model");
+    } else {
+        snprintf(buf, bytes, "%s", r->with_waivers ? "every row passed, was accepted or waived with the reasons below"
+                                                   : "every row that applies passed, each with evidence");
+    }
     return buf;
+}
+
+static const char *verdict_words(const struct report *r)
+{
+    if (r->verdict == VERDICT_PASS)
+        return r->with_waivers ? "Passed with waivers" : "Passed";
+    return r->verdict == VERDICT_FAIL ? "Failed" : "Incomplete";
 }
 
 static void page_head(struct strbuf *b, const struct report *r)
@@ -61,7 +81,7 @@ static void page_head(struct strbuf *b, const struct report *r)
                    "<meta name=\"generator\" content=\"day0 ");
     html_text(b, r->version);
     strbuf_puts(b, "\">\n<title>");
-    html_text(b, verdict_name(r->verdict));
+    html_text(b, verdict_words(r));
     strbuf_puts(b, ": ");
     html_text(b, r->title);
     strbuf_puts(b, "</title>\n<style>\n");
@@ -93,7 +113,7 @@ static void page_header(struct strbuf *b, const struct report *r)
     html_seconds(b, r->seconds);
     strbuf_puts(b, "</p></div>\n");
     strbuf_printf(b, "<div class=\"verdict %s\"><p class=\"word\">", class);
-    html_text(b, r->verdict == VERDICT_PASS && r->with_waivers ? "passed with waivers" : verdict_name(r->verdict));
+    html_text(b, verdict_words(r));
     strbuf_puts(b, "</p><p class=\"why\">");
     html_text(b, report_reason(r, why, sizeof(why)));
     strbuf_puts(b, "</p></div>\n</header>\n");
@@ -122,8 +142,8 @@ static void page_stages(struct strbuf *b, const struct report *r)
 static void page_checklist(struct strbuf *b, const struct report *r)
 {
     html_section(b, "checklist", "Checklist",
-                 "Passed needs evidence from outside this program; agreement with its own reference kernels is called "
-                 "self-consistent.");
+                 "Nothing is passed without evidence. Agreement with day0's own reference kernels is called self-consistent, "
+                 "not passed.");
     strbuf_puts(b, "<div class=\"scroll\"><table class=\"check\"><thead><tr><th>What</th><th>State</th><th>Evidence</th></tr></thead><tbody>\n");
     for (size_t i = 0; i < ROW_N; i++) {
         const struct row *row = &r->rows[i];
@@ -131,10 +151,13 @@ static void page_checklist(struct strbuf *b, const struct report *r)
         html_text(b, row_title((enum row_id)i));
         strbuf_puts(b, "</td><td class=\"state\">");
         html_badge(b, row_state_name(row->state));
+        if (row->accept_reason)
+            html_badge(b, row->state == ROW_FAILED ? "waived" : "accepted");
         strbuf_puts(b, "</td><td>");
         html_text(b, row->evidence);
         if (row->accept_reason) {
-            strbuf_puts(b, "<span class=\"accept\">Accepted: ");
+            strbuf_puts(b, "<span class=\"accept\">");
+            html_text(b, row->state == ROW_FAILED ? "" : "Accepted: ");
             html_text(b, row->accept_reason);
             strbuf_puts(b, "</span>");
         }
@@ -190,7 +213,7 @@ static void page_identity(struct strbuf *b, const struct report *r)
     html_section(b, "identity", "Identity", "What exactly was examined. The model's hash covers names, sizes and headers of "
                                             "every shard, config and tokenizer.");
     strbuf_printf(&arch, "%s (%s)", r->arch_name, r->arch_origin);
-    strbuf_puts(b, "<dl class=\"kv\">\n");
+    strbuf_puts(b, "<dl class=\"kv one\">\n");
     html_pair(b, "Model directory", r->model_dir);
     html_pair(b, "Model manifest", r->sha_manifest);
     html_pair(b, "Architecture file", *r->arch_name ? strbuf_cstr(&arch) : "");

@@ -92,11 +92,11 @@ void section_model(struct strbuf *b, const struct report *r)
         nothing(b, r, 0);
     } else {
         strbuf_puts(b, "<div class=\"tiles\">\n");
-        tile(b, html_count, m, "parameters", "parameters");
+        tile(b, html_short_count, m, "parameters", "parameters");
         tile(b, html_bytes, m, "weight_bytes", "of weights");
         tile(b, html_count, m, "layers", "layers");
-        tile(b, html_count, m, "context_limit", "tokens of context at most");
-        tile(b, html_bytes, m, "kv_bytes_per_token", "of KV memory per token");
+        tile(b, html_count, m, "context_limit", "tokens of context");
+        tile(b, html_bytes, m, "kv_bytes_per_token", "of KV per token");
         tile(b, html_count, m, "vocab", "vocabulary");
         strbuf_puts(b, "</div>\n<dl class=\"kv\">\n");
         html_pair(b, "Architecture", fact_text(m, "architecture"));
@@ -188,12 +188,12 @@ void section_environment(struct strbuf *b, const struct report *r)
 /* ---- stage 3 and 5: memory */
 
 static const char *const memory_parts[] = {"weights", "kv", "scratch", "staging", "fixed"};
-static const char *const memory_words[] = {"Weights", "KV pages", "Scratch of a step", "Staging of the loader",
-                                           "Program and libraries"};
+static const char *const memory_words[] = {"Weights", "KV pages", "Scratch of a step", "Loader staging",
+                                           "Program, libraries"};
 
 static void memory_table(struct strbuf *b, const struct json *predicted)
 {
-    strbuf_puts(b, "<dl class=\"kv\">\n");
+    strbuf_puts(b, "<dl class=\"kv one\">\n");
     for (size_t i = 0; i < ARRAY_LEN(memory_parts); i++) {
         strbuf_printf(b, "<div><dt><span class=\"swatch p%zu\"></span>%s</dt><dd>", i, memory_words[i]);
         html_bytes(b, fact_number(predicted, memory_parts[i], -1));
@@ -212,8 +212,8 @@ static void memory_plot(struct strbuf *b, const struct json *predicted, double r
     html_bytes(&notes[1], ready);
     html_bytes(&notes[2], peak);
     struct svg_bar bars[3] = {{"Predicted", strbuf_cstr(&notes[0]), parts, ARRAY_LEN(parts)},
-                              {"Measured, ready", strbuf_cstr(&notes[1]), &ready, 1},
-                              {"Measured, peak", strbuf_cstr(&notes[2]), &peak, 1}};
+                              {"When ready", strbuf_cstr(&notes[1]), &ready, 1},
+                              {"Peak, loaded", strbuf_cstr(&notes[2]), &peak, 1}};
     svg_bars(b, "Memory predicted and measured", bars, peak >= 0 ? 3 : ready >= 0 ? 2 : 1, allowed, "allowed");
     for (size_t i = 0; i < ARRAY_LEN(notes); i++)
         strbuf_release(&notes[i]);
@@ -277,7 +277,7 @@ static void reference_part(struct strbuf *b, const struct json *ref)
 
 static void piece_table(struct strbuf *b, const struct json *facts)
 {
-    static const char *const heads[] = {"Piece", "Ran", "Remark", "Weights", "Relative L2", "Largest difference", "Seconds"};
+    static const char *const heads[] = {"Piece", "State", "Remark", "Weights", "Relative L2", "Largest difference", "Seconds"};
     size_t n = fact_count(facts, "pieces");
     if (!n)
         return;
@@ -287,7 +287,9 @@ static void piece_table(struct strbuf *b, const struct json *facts)
         const struct json *p = json_at(fact(facts, "pieces"), i);
         strbuf_puts(b, "<tr>");
         text_cell(b, "key", fact_text(p, "name"));
-        passed_cell(b, fact_true(p, "ran"));
+        strbuf_puts(b, "<td>");
+        html_badge(b, fact_true(p, "ran") ? "self-consistent" : "not run");
+        strbuf_puts(b, "</td>");
         text_cell(b, "", fact_true(p, "all_zero") ? "output is all zero" : fact_text(p, "why"));
         number_cell(b, html_bytes, p, "weight_bytes");
         number_cell(b, html_scientific, p, "relative_l2");
@@ -408,17 +410,15 @@ static void latency_plot(struct strbuf *b, const struct json *runs, const char *
     }
 }
 
-static void latency_rows(struct strbuf *b, const struct json *run)
+/* One metric of every run together: what concurrency does to it is the point. */
+static void latency_rows(struct strbuf *b, const struct json *runs, const char *key, const char *word)
 {
-    static const struct { const char *key, *word; } rows[] = {
-        {"ttft_ms", "TTFT"}, {"tpot_ms", "TPOT"}, {"itl_ms", "ITL"}, {"e2e_ms", "E2E"}};
     static const char *const columns[] = {"p50", "p90", "p99", "max", "mean"};
-    for (size_t i = 0; i < ARRAY_LEN(rows); i++) {
-        const struct json *q = fact(run, rows[i].key);
-        strbuf_puts(b, "<tr><td class=\"n\">");
-        html_count(b, fact_number(run, "concurrency", 0));
-        strbuf_puts(b, "</td>");
-        text_cell(b, "key", rows[i].word);
+    for (size_t i = 0; i < runs->n; i++) {
+        const struct json *run = json_at(runs, i), *q = fact(run, key);
+        strbuf_puts(b, "<tr>");
+        text_cell(b, "key", i == 0 ? word : "");
+        number_cell(b, html_count, run, "concurrency");
         for (size_t k = 0; k < ARRAY_LEN(columns); k++)
             number_cell(b, html_milliseconds, q, columns[k]);
         number_cell(b, html_count, q, "n");
@@ -454,7 +454,7 @@ static void throughput_table(struct strbuf *b, const struct json *runs)
 
 void section_latency(struct strbuf *b, const struct report *r)
 {
-    static const char *const heads[] = {"Concurrency", "ms", "p50", "p90", "p99", "max", "mean", "Samples"};
+    static const char *const heads[] = {"Milliseconds", "Concurrency", "p50", "p90", "p99", "max", "mean", "Samples"};
     const struct json *runs = fact(r->facts[4], "runs");
     html_section(b, "latency", "Latency and throughput", "Measured over HTTP, from the moment a request was due.");
     if (!runs || runs->type != JSON_ARRAY || !runs->n) {
@@ -466,9 +466,11 @@ void section_latency(struct strbuf *b, const struct report *r)
         strbuf_puts(b, "</div>\n<h3>Throughput</h3>\n");
         throughput_table(b, runs);
         strbuf_puts(b, "<h3>Latency</h3>\n");
-        open_table(b, heads, ARRAY_LEN(heads), 2);
-        for (size_t i = 0; i < runs->n; i++)
-            latency_rows(b, json_at(runs, i));
+        open_table(b, heads, ARRAY_LEN(heads), 1);
+        latency_rows(b, runs, "ttft_ms", "TTFT");
+        latency_rows(b, runs, "tpot_ms", "TPOT");
+        latency_rows(b, runs, "itl_ms", "ITL");
+        latency_rows(b, runs, "e2e_ms", "E2E");
         close_table(b);
     }
     html_section_end(b);

@@ -10,9 +10,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define WIDTH        640.0
-#define LEFT         64.0
-#define RIGHT        22.0
+#define HALF         480.0 /* two plots in a row: one unit is one pixel on a wide page, so all plots have one size of type */
+#define WHOLE        980.0
+#define LEFT         56.0
+#define RIGHT        14.0
 #define TOP          18.0
 #define MAX_POINTS   480 /* more than that cannot be told apart at this width */
 #define MAX_SERIES   4
@@ -61,10 +62,10 @@ static void text_at(struct strbuf *b, const char *class, double x, double y, con
     strbuf_puts(b, "</text>\n");
 }
 
-static void open_svg(struct strbuf *b, const char *title, double height)
+static void open_svg(struct strbuf *b, const char *title, double width, double height)
 {
     strbuf_puts(b, "<svg class=\"plot\" role=\"img\" viewBox=\"0 0 ");
-    html_number(b, WIDTH, 0);
+    html_number(b, width, 0);
     strbuf_putc(b, ' ');
     html_number(b, height, 0);
     strbuf_puts(b, "\" xmlns=\"http://www.w3.org/2000/svg\"><title>");
@@ -141,11 +142,11 @@ static void cdf_frame(struct strbuf *b, const struct axis *x, double top, double
         {0, "0"}, {0.5, "50 %"}, {0.9, "90 %"}, {1, "100 %"}};
     for (size_t i = 0; i < ARRAY_LEN(marks); i++) {
         double y = bottom - marks[i].at * (bottom - top);
-        line(b, i ? "grid" : "axis", LEFT, y, WIDTH - RIGHT, y);
+        line(b, i ? "grid" : "axis", LEFT, y, HALF - RIGHT, y);
         text_at(b, "tick end", LEFT - 8, y + 4, marks[i].label);
     }
     log_ticks(b, x, top, bottom);
-    text_at(b, "tick mid", (LEFT + WIDTH - RIGHT) / 2, bottom + 34, "milliseconds (logarithmic)");
+    text_at(b, "tick mid", (LEFT + HALF - RIGHT) / 2, bottom + 34, "milliseconds (logarithmic)");
 }
 
 static void cdf_legend(struct strbuf *b, const struct svg_series *series, const size_t *count, size_t n, double y)
@@ -159,7 +160,7 @@ static void cdf_legend(struct strbuf *b, const struct svg_series *series, const 
         attribute(b, "y", y - 8);
         strbuf_puts(b, " width=\"14\" height=\"4\" rx=\"2\"/>\n");
         text_at(b, "label", x + 20, y - 2, strbuf_cstr(&label));
-        x += 36 + 6.6 * (double)label.len;
+        x += 44 + 7.2 * (double)label.len;
         strbuf_release(&label);
     }
 }
@@ -178,15 +179,15 @@ void svg_cdf(struct strbuf *b, const char *title, const struct svg_series *serie
         low = fmin(low, sorted[i][0]);
         high = fmax(high, sorted[i][count[i] - 1]);
     }
-    const double top = TOP + 22, bottom = 246, height = 290;
+    const double top = TOP + 18, bottom = 226, height = 268;
     if (high > 0) {
         low = fmax(low, high / 1e6); /* also keeps zeros on the axis */
-        struct axis x = {log10(fmax(low, 1e-3)) - 0.05, log10(fmax(high, 1e-3)) + 0.05, LEFT, WIDTH - RIGHT};
+        struct axis x = {log10(fmax(low, 1e-3)) - 0.05, log10(fmax(high, 1e-3)) + 0.05, LEFT, HALF - RIGHT};
         if (x.high - x.low < 0.6) {
             x.low -= 0.3;
             x.high += 0.3;
         }
-        open_svg(b, title, height);
+        open_svg(b, title, HALF, height);
         cdf_frame(b, &x, top, bottom);
         for (size_t i = 0; i < n; i++) {
             if (count[i])
@@ -232,7 +233,7 @@ static void decade_ticks(struct strbuf *b, const struct axis *y)
         struct strbuf label = STRBUF_INIT;
         strbuf_printf(&label, "1e%d", d);
         double at = place(y, pow(10, d));
-        line(b, "grid", LEFT, at, WIDTH - RIGHT, at);
+        line(b, "grid", LEFT, at, WHOLE - RIGHT, at);
         text_at(b, "tick end", LEFT - 8, at + 4, strbuf_cstr(&label));
         strbuf_release(&label);
     }
@@ -243,7 +244,7 @@ static void position_dots(struct strbuf *b, const struct positions *p, const str
                           double limit)
 {
     size_t bins = p->n < MAX_POINTS ? p->n : MAX_POINTS;
-    double span = WIDTH - RIGHT - LEFT - 16;
+    double span = WHOLE - RIGHT - LEFT - 16;
     for (size_t i = 0; i < bins; i++) {
         size_t first = i * p->n / bins, last = (i + 1) * p->n / bins, at = first;
         double top = -1;
@@ -272,8 +273,8 @@ static void positions_axis(struct strbuf *b, size_t n, double bottom)
 {
     char last[40];
     text_at(b, "tick", LEFT + 8, bottom + 18, "0");
-    text_at(b, "tick end", WIDTH - RIGHT - 8, bottom + 18, format_count(n - 1, last, sizeof(last)));
-    text_at(b, "tick mid", (LEFT + WIDTH - RIGHT) / 2, bottom + 34, "position");
+    text_at(b, "tick end", WHOLE - RIGHT - 8, bottom + 18, format_count(n - 1, last, sizeof(last)));
+    text_at(b, "tick mid", (LEFT + WHOLE - RIGHT) / 2, bottom + 34, "position");
 }
 
 void svg_positions(struct strbuf *b, const char *title, const double *values, size_t n, double limit)
@@ -291,17 +292,17 @@ void svg_positions(struct strbuf *b, const char *title, const double *values, si
     const double bottom = 246, zero_y = bottom - 8;
     struct axis y = {floor(log10(p.low) - 0.2), ceil(log10(p.high) + 0.2), zero_y - 14, TOP + 6};
     y.low = fmax(y.low, y.high - 18);
-    open_svg(b, title, 290);
+    open_svg(b, title, WHOLE, 290);
     decade_ticks(b, &y);
-    line(b, "axis", LEFT, zero_y, WIDTH - RIGHT, zero_y);
+    line(b, "axis", LEFT, zero_y, WHOLE - RIGHT, zero_y);
     text_at(b, "tick end", LEFT - 8, zero_y + 4, "0");
     position_dots(b, &p, &y, zero_y, limit);
     if (isfinite(limit) && limit > 0) {
         struct strbuf label = STRBUF_INIT;
         strbuf_puts(&label, "limit ");
         html_scientific(&label, limit);
-        line(b, "limit", LEFT, place(&y, limit), WIDTH - RIGHT, place(&y, limit));
-        text_at(b, "limit-label end", WIDTH - RIGHT, place(&y, limit) - 6, strbuf_cstr(&label));
+        line(b, "limit", LEFT, place(&y, limit), WHOLE - RIGHT, place(&y, limit));
+        text_at(b, "limit-label end", WHOLE - RIGHT, place(&y, limit) - 6, strbuf_cstr(&label));
         strbuf_release(&label);
     }
     positions_axis(b, n, bottom);
@@ -316,7 +317,7 @@ void svg_bars(struct strbuf *b, const char *title, const struct svg_bar *bars, s
               const char *mark_label)
 {
     double most = mark > 0 && isfinite(mark) ? mark : 0;
-    const double left = 150, width = WIDTH - left - 20, pitch = 46;
+    const double left = 124, width = HALF - left - 16, pitch = 46;
     for (size_t i = 0; i < n; i++) {
         double sum = 0;
         for (size_t k = 0; k < bars[i].n_parts; k++)
@@ -328,7 +329,7 @@ void svg_bars(struct strbuf *b, const char *title, const struct svg_bar *bars, s
         return;
     }
     double top = TOP + 20, height = top + pitch * (double)n + 6;
-    open_svg(b, title, height);
+    open_svg(b, title, HALF, height);
     for (size_t i = 0; i < n; i++) {
         double y = top + pitch * (double)i, x = left;
         text_at(b, "label end", left - 12, y + 14, bars[i].label);
@@ -346,7 +347,7 @@ void svg_bars(struct strbuf *b, const char *title, const struct svg_bar *bars, s
     if (mark > 0 && isfinite(mark)) {
         double x = left + mark / most * width;
         line(b, "limit", x, top - 8, x, height - 8);
-        text_at(b, x > WIDTH * 0.6 ? "limit-label end" : "limit-label", x > WIDTH * 0.6 ? x - 4 : x + 4, top - 12, mark_label);
+        text_at(b, x > HALF * 0.6 ? "limit-label end" : "limit-label", x > HALF * 0.6 ? x - 4 : x + 4, top - 12, mark_label);
     }
     strbuf_puts(b, "</svg>\n");
 }

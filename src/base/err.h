@@ -13,20 +13,20 @@
 #include <stddef.h>
 
 /* name, value, text, exit status of the program when this error ends it (2 usage, 3 machine) */
-#define ERR_MAP(X)                                                                                  \
-    X(NOMEM, -1, "out of memory", 3)                                                                \
-    X(IO, -2, "input/output failed", 3)                                                             \
-    X(FORMAT, -3, "malformed data", 1)                                                              \
-    X(UNSUPPORTED, -4, "not supported", 1)                                                          \
-    X(MISSING, -5, "not found", 2)                                                                  \
-    X(MISMATCH, -6, "does not match", 1)                                                            \
-    X(LIMIT, -7, "limit exceeded", 2)                                                               \
-    X(DEVICE, -8, "device failed", 3)                                                               \
-    X(COMM, -9, "communication failed", 3)                                                          \
-    X(TIMEOUT, -10, "deadline passed", 3)                                                           \
-    X(CANCELLED, -11, "cancelled", 3)                                                               \
-    X(INVALID, -12, "invalid argument", 2)                                                          \
-    X(BUSY, -13, "resource in use", 3)                                                              \
+#define ERR_MAP(X)                                                                                           \
+    X(NOMEM, -1, "out of memory", 3)                                                                         \
+    X(IO, -2, "input/output failed", 3)                                                                      \
+    X(FORMAT, -3, "malformed data", 1)                                                                       \
+    X(UNSUPPORTED, -4, "not supported", 1)                                                                   \
+    X(MISSING, -5, "not found", 2)                                                                           \
+    X(MISMATCH, -6, "does not match", 1)                                                                     \
+    X(LIMIT, -7, "limit exceeded", 2)                                                                        \
+    X(DEVICE, -8, "device failed", 3)                                                                        \
+    X(COMM, -9, "communication failed", 3)                                                                   \
+    X(TIMEOUT, -10, "deadline passed", 3)                                                                    \
+    X(CANCELLED, -11, "cancelled", 3)                                                                        \
+    X(INVALID, -12, "invalid argument", 2)                                                                   \
+    X(BUSY, -13, "resource in use", 3)                                                                       \
     X(USAGE, -14, "wrong usage", 2)
 
 enum err_code {
@@ -70,7 +70,6 @@ const char *err_format(const struct err *e, char *buf, size_t bytes);
 
 /* Our own invariant broke: message to stderr, abort. Never for what a model, peer or client sent. */
 #define BUG(...) bug_at(__FILE__, __LINE__, __VA_ARGS__)
-_Noreturn void bug_at(const char *file, int line, const char *fmt, ...)
-    __attribute__((format(printf, 3, 4)));
+_Noreturn void bug_at(const char *file, int line, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
 
 #endif

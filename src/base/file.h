@@ -19,7 +19,8 @@ struct file_info {
 
 int file_stat(const char *path, struct file_info *out, struct err *e); /* absence is no error: exists=false */
 
-/* Whole file into the arena, NUL added after it. ERR_MISSING, ERR_LIMIT (over max_bytes), ERR_IO, ERR_NOMEM. */
+/* Whole file into the arena, NUL added after it. ERR_MISSING, ERR_LIMIT (over max_bytes), ERR_IO, ERR_NOMEM.
+ */
 int file_read(const char *path, size_t max_bytes, struct arena *arena, char **data, size_t *n, struct err *e);
 
 int file_open_read(const char *path, int *fd, struct err *e); /* O_CLOEXEC, refuses FIFOs and devices */

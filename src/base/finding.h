@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Findings: the work was done and the answer is "bad". Every finding has a stable identifier from
- * base/findings.def (documented in docs/findings.md), a severity, a subject, evidence and a remedy. Consequences
- * of one cause belong in its evidence, not in findings of their own.
+ * base/findings.def (documented in docs/findings.md), a severity, a subject, evidence and a remedy.
+ * Consequences of one cause belong in its evidence, not in findings of their own.
  */
 #ifndef BASE_FINDING_H
 #define BASE_FINDING_H
@@ -37,7 +37,7 @@ struct findings {
     size_t cap; /* default 1,000 */
     uint64_t dropped;
     uint64_t dropped_by_id[FINDING_N]; /* not waived */
-    uint64_t n_by_severity[3]; /* stored and dropped; waived ones are not counted */
+    uint64_t n_by_severity[3];         /* stored and dropped; waived ones are not counted */
 };
 
 void findings_init(struct findings *f, struct mem *mem);
@@ -57,7 +57,7 @@ const char *finding_code(enum finding_id id); /* "W003" */
 const char *finding_name(enum finding_id id); /* "shard-truncated" */
 enum severity finding_severity(enum finding_id id);
 const char *finding_remedy(enum finding_id id);
-const char *severity_name(enum severity s); /* "info" "warning" "error" */
+const char *severity_name(enum severity s);     /* "info" "warning" "error" */
 bool findings_failed(const struct findings *f); /* an unwaived finding of severity error */
 
 /* Writes the array of {"id","name","severity","subject","evidence","remedy"} (+ "waived" where so). */

@@ -28,7 +28,8 @@ struct strmap {
 };
 void strmap_release(struct strmap *m);
 int strmap_reserve(struct strmap *m, size_t n); /* 0 or ERR_NOMEM */
-/* Inserts; returns 0, or 1 if the key was there (value unchanged; *old gets it when not NULL), or ERR_NOMEM. */
+/* Inserts; returns 0, or 1 if the key was there (value unchanged; *old gets it when not NULL), or ERR_NOMEM.
+ */
 int strmap_put(struct strmap *m, const char *key, size_t key_bytes, uint32_t value, uint32_t *old);
 bool strmap_get(const struct strmap *m, const char *key, size_t key_bytes, uint32_t *value);
 
@@ -36,7 +37,9 @@ bool strmap_get(const struct strmap *m, const char *key, size_t key_bytes, uint3
 uint64_t rng_u64(uint64_t seed, uint64_t counter);
 double rng_f64(uint64_t seed, uint64_t counter); /* [0, 1), 53 bits */
 /* Small stateful generator for tests and load: xoshiro256**. */
-struct rng { uint64_t s[4]; };
+struct rng {
+    uint64_t s[4];
+};
 void rng_init(struct rng *r, uint64_t seed);
 uint64_t rng_next(struct rng *r);
 double rng_next_f64(struct rng *r);

@@ -13,19 +13,28 @@
 #include "base/mem.h"
 #include "base/str.h"
 
-enum json_type { JSON_NULL, JSON_BOOL, JSON_INT, JSON_UINT, JSON_DOUBLE, JSON_STRING, JSON_ARRAY, JSON_OBJECT };
+enum json_type {
+    JSON_NULL,
+    JSON_BOOL,
+    JSON_INT,
+    JSON_UINT,
+    JSON_DOUBLE,
+    JSON_STRING,
+    JSON_ARRAY,
+    JSON_OBJECT
+};
 /* JSON_UINT only for integers above INT64_MAX */
 
 struct json {
     enum json_type type;
-    uint32_t n;  /* STRING: bytes; ARRAY: elements; OBJECT: members */
+    uint32_t n; /* STRING: bytes; ARRAY: elements; OBJECT: members */
     union {
         bool boolean;
         int64_t i;
         uint64_t u;
         double d;
-        const char *string;          /* NUL-terminated; may contain NUL bytes, see n */
-        const struct json *items;    /* ARRAY: n consecutive values */
+        const char *string;                /* NUL-terminated; may contain NUL bytes, see n */
+        const struct json *items;          /* ARRAY: n consecutive values */
         const struct json_member *members; /* OBJECT: n members in file order */
     } as;
 };
@@ -38,7 +47,7 @@ struct json_member {
 };
 
 struct json_limits {
-    size_t max_bytes; /* 0: 128 MiB */
+    size_t max_bytes;   /* 0: 128 MiB */
     unsigned max_depth; /* 0: 64; at most 512 */
 };
 
@@ -67,7 +76,7 @@ struct json_writer {
     struct strbuf *out;
     unsigned depth;
     bool pretty;
-    bool first;     /* nothing written yet at this level */
+    bool first; /* nothing written yet at this level */
     bool after_key;
     uint64_t is_array[JSON_WRITER_DEPTH / 64]; /* bit per level */
 };
@@ -78,7 +87,7 @@ void json_end_object(struct json_writer *w);
 void json_begin_array(struct json_writer *w);
 void json_end_array(struct json_writer *w);
 void json_key(struct json_writer *w, const char *key);
-void json_write_string(struct json_writer *w, const char *s); /* NULL prints null */
+void json_write_string(struct json_writer *w, const char *s);             /* NULL prints null */
 void json_write_string_n(struct json_writer *w, const char *s, size_t n); /* bad UTF-8 becomes U+FFFD */
 void json_write_i64(struct json_writer *w, int64_t v);
 void json_write_u64(struct json_writer *w, uint64_t v);

@@ -202,6 +202,11 @@ static void shortest_double(double v, char *text, size_t bytes)
         else
             low = middle + 1;
     }
+    /* 100.0 needs one digit, but reads better as 100 than as 1e+02. Such integers are exact, so more digits
+     * are the same number. */
+    if (fabs(v) < 1e15)
+        while (high < 15 && fabs(v) >= pow(10, high))
+            high++;
     print_double(v, high, text, bytes);
 }
 
@@ -211,7 +216,7 @@ void json_write_f64(struct json_writer *w, double v)
         json_write_null(w);
         return;
     }
-    char text[40];
+    char text[320];
     locale_t c = newlocale(LC_ALL_MASK, "C", (locale_t)0); /* a constant of libc */
     locale_t before = uselocale(c);
     shortest_double(v, text, sizeof(text));

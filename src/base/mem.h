@@ -12,24 +12,24 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define MEM_TAG_MAP(X)                                                                              \
-    X(MISC, "misc")                                                                                 \
-    X(CKPT, "checkpoint headers")                                                                   \
-    X(SPEC, "model description")                                                                    \
-    X(GRAPH, "graph")                                                                               \
-    X(TEXT, "tokenizer")                                                                            \
-    X(LOAD, "loader staging")                                                                       \
-    X(WEIGHTS, "weights")                                                                           \
-    X(KV, "kv pages")                                                                               \
-    X(SCRATCH, "step scratch")                                                                      \
-    X(REQUEST, "requests")                                                                          \
+#define MEM_TAG_MAP(X)                                                                                       \
+    X(MISC, "misc")                                                                                          \
+    X(CKPT, "checkpoint headers")                                                                            \
+    X(SPEC, "model description")                                                                             \
+    X(GRAPH, "graph")                                                                                        \
+    X(TEXT, "tokenizer")                                                                                     \
+    X(LOAD, "loader staging")                                                                                \
+    X(WEIGHTS, "weights")                                                                                    \
+    X(KV, "kv pages")                                                                                        \
+    X(SCRATCH, "step scratch")                                                                               \
+    X(REQUEST, "requests")                                                                                   \
     X(REPORT, "report")
 
 enum mem_tag {
 #define X(name, text) MEM_##name,
     MEM_TAG_MAP(X)
 #undef X
-    MEM_N_TAGS
+        MEM_N_TAGS
 };
 
 /* Accounting root. Zero-initialise. Counters may be read at any time from any thread. */
@@ -78,7 +78,7 @@ static inline bool add_u64(uint64_t a, uint64_t b, uint64_t *out)
     return !__builtin_add_overflow(a, b, out);
 }
 
-#define ALIGN_UP(x, a) (((x) + ((a) - 1)) / (a) * (a))
-#define ARRAY_LEN(a) (sizeof(a) / sizeof((a)[0]))
+#define ALIGN_UP(x, a) (((x) + ((a)-1)) / (a) * (a))
+#define ARRAY_LEN(a)   (sizeof(a) / sizeof((a)[0]))
 
 #endif

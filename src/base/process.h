@@ -16,8 +16,8 @@ struct process {
     int exit_status; /* exit code, or 128 + signal; valid once !running */
 };
 
-/* argv is NULL-terminated; out_path gets stdout and stderr appended (NULL: /dev/null). stdin is /dev/null. The child
- * dies with its parent (PR_SET_PDEATHSIG) and gets no other descriptor. */
+/* argv is NULL-terminated; out_path gets stdout and stderr appended (NULL: /dev/null). stdin is /dev/null.
+ * The child dies with its parent (PR_SET_PDEATHSIG) and gets no other descriptor. */
 int process_start(struct process *p, const char *const *argv, const char *out_path, struct err *e);
 int process_poll(struct process *p, struct err *e); /* updates running */
 /* SIGTERM, then SIGKILL after grace_ns; reaps. */

@@ -17,7 +17,10 @@ struct strbuf {
     bool failed;
 };
 
-#define STRBUF_INIT {0}
+#define STRBUF_INIT                                                                                          \
+    {                                                                                                        \
+        0                                                                                                    \
+    }
 
 void strbuf_release(struct strbuf *b);
 void strbuf_clear(struct strbuf *b); /* keeps the memory */

@@ -15,13 +15,13 @@ int pool_open(struct pool **out, unsigned n_threads, struct err *e); /* >= 1; th
 void pool_close(struct pool *p);
 unsigned pool_threads(const struct pool *p);
 
-/* Calls fn(context, first, last, thread) over [0, n) cut into ranges whose length is a multiple of `grain` (except the
- * last); returns when all are done. Allocates nothing. Not reentrant: one caller at a time. */
+/* Calls fn(context, first, last, thread) over [0, n) cut into ranges whose length is a multiple of `grain`
+ * (except the last); returns when all are done. Allocates nothing. Not reentrant: one caller at a time. */
 typedef void (*pool_fn)(void *context, size_t first, size_t last, unsigned thread);
 void pool_run(struct pool *p, size_t n, size_t grain, pool_fn fn, void *context);
 
-uint64_t clock_ns(void);      /* monotonic */
-int64_t clock_unix_ns(void);  /* wall clock */
+uint64_t clock_ns(void);     /* monotonic */
+int64_t clock_unix_ns(void); /* wall clock */
 void clock_sleep_ns(uint64_t ns);
 
 #endif

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Owns: JSON syntax for headers and index, without a tree. Refuses: everything RFC 8259 refuses, and lone surrogates.
- * Every function moves forward or fails, so that no input can make it loop.
+ * Owns: JSON syntax for headers and index, without a tree. Refuses: everything RFC 8259 refuses, and lone
+ * surrogates. Every function moves forward or fails, so that no input can make it loop.
  */
 #include "ckpt/json_scan.h"
 
@@ -10,6 +10,19 @@
 #include "base/str.h"
 
 #define MAX_DEPTH 128u /* the reference reader's limit */
+
+/* Headers and indices are plain ASCII nearly always: eight bytes at a time until one is not. */
+bool json_scan_utf8(const char *text, size_t n)
+{
+    size_t i = 0;
+    for (; i + 8 <= n; i += 8) {
+        uint64_t word;
+        memcpy(&word, text + i, 8);
+        if (word & 0x8080808080808080u)
+            break;
+    }
+    return utf8_valid(text + i, n - i);
+}
 
 void json_scan_init(struct json_scan *s, const char *text, size_t n)
 {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A strict JSON pull scanner for the two large documents of a checkpoint: safetensors headers (up to 100 MB) and the index.
- * It builds no tree: 50 million array elements in a hostile header cost no memory, and 500,000 names cost little time.
- * The text must be valid UTF-8; the caller checks that once.
+ * A strict JSON pull scanner for the two large documents of a checkpoint: safetensors headers (up to 100 MB)
+ * and the index. It builds no tree: 50 million array elements in a hostile header cost no memory, and 500,000
+ * names cost little time. The text must be valid UTF-8; the caller checks that once.
  */
 #ifndef CKPT_JSON_SCAN_H
 #define CKPT_JSON_SCAN_H
@@ -26,6 +26,7 @@ struct json_text {
     bool has_nul; /* holds \u0000: no C string can carry it */
 };
 
+bool json_scan_utf8(const char *text, size_t n); /* fast where all is ASCII */
 void json_scan_init(struct json_scan *s, const char *text, size_t n);
 bool json_scan_fail(struct json_scan *s, const char *why); /* keeps the first reason; returns false */
 size_t json_scan_offset(const struct json_scan *s);
@@ -37,7 +38,8 @@ bool json_scan_u64(struct json_scan *s, uint64_t *out); /* an integer without si
 bool json_scan_skip(struct json_scan *s);               /* one value of any kind, depth <= 128 */
 bool json_scan_end(struct json_scan *s);                /* nothing but white space is left */
 
-/* Members of an object whose '{' was consumed: true with the key, positioned at its value; false at the end or on failure. */
+/* Members of an object whose '{' was consumed: true with the key, positioned at its value; false at the end
+ * or on failure. */
 bool json_scan_member(struct json_scan *s, bool *first, struct json_text *key);
 /* Elements of an array whose '[' was consumed: true when positioned at one. */
 bool json_scan_element(struct json_scan *s, bool *first);

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Owns: the header of one safetensors file, judged in the order of the reference reader so that both give the same verdict.
- * Stricter than it in four points: a name twice is refused (it would silently keep one), also inside __metadata__; names
- * with NUL; more than TENSOR_MAX_DIMS dimensions; a dimension beyond int64. Refuses to touch anything but the header.
+ * Owns: the header of one safetensors file, judged in the order of the reference reader so that both give the
+ * same verdict. Stricter than it in four points: a name twice is refused (it would silently keep one), also
+ * inside __metadata__; names with NUL; more than TENSOR_MAX_DIMS dimensions; a dimension beyond int64.
+ * Refuses to touch anything but the header.
  */
 #include "ckpt/ckpt.h"
 
@@ -10,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "ckpt/ckpt_internal.h"
 #include "ckpt/json_scan.h"
 
 #define MAX_METADATA_BYTES (16u * 1024u * 1024u)
@@ -60,7 +62,6 @@ __attribute__((format(printf, 3, 4))) static enum st_verdict judge(struct parse 
     return v;
 }
 
-/* A name for messages: cut, and without what could play with a terminal. */
 static const char *shown(const char *name, char buf[100])
 {
     return ckpt_show(name, buf, 100);
@@ -264,20 +265,23 @@ static enum st_verdict check_size(struct parse *p, const struct ckpt_tensor *t, 
     for (uint32_t i = 0; i < t->n_dims; i++)
         ok = ok && t->dims[i] >= 0;
     if (!ok || !mul_u64(n, bits, &bits))
-        return judge(p, ST_VALIDATION_OVERFLOW, "tensor %s: the size of its shape overflows", shown(t->name, name));
+        return judge(p, ST_VALIDATION_OVERFLOW, "tensor %s: the size of its shape overflows",
+                     shown(t->name, name));
     if (t->dtype == 0)
         return ST_OK; /* its size is anyone's guess */
     if (bits % 8)
-        return judge(p, ST_MISALIGNED_SLICE, "tensor %s: its bits are no whole number of bytes", shown(t->name, name));
+        return judge(p, ST_MISALIGNED_SLICE, "tensor %s: its bits are no whole number of bytes",
+                     shown(t->name, name));
     if (bits / 8 != held)
-        return judge(p, ST_TENSOR_INVALID_INFO, "tensor %s: %s and its shape need %llu bytes, data_offsets give %llu",
+        return judge(p, ST_TENSOR_INVALID_INFO,
+                     "tensor %s: %s and its shape need %llu bytes, data_offsets give %llu",
                      shown(t->name, name), dtype_name(t->dtype), (unsigned long long)(bits / 8),
                      (unsigned long long)held);
     return ST_OK;
 }
 
-/* Tensors must follow one another without hole and overlap. Turns begin/end into absolute offset/bytes for all of them, also past the
- * first bad one, so that names and places are there for messages. */
+/* Tensors must follow one another without hole and overlap. Turns begin/end into absolute offset/bytes for
+ * all of them, also past the first bad one, so that names and places are there for messages. */
 static void check_layout(struct parse *p)
 {
     uint64_t base = 8 + p->out->header_bytes, at = 0;
@@ -317,16 +321,14 @@ static enum st_verdict check_names(struct parse *p)
     enum st_verdict v = ST_OK;
     char name[100];
     int rc = strmap_reserve(&map, p->n);
-    for (size_t i = 0; !rc && i < p->n; i++)
-        rc = strmap_put(&map, p->tensors[i].name, strlen(p->tensors[i].name), (uint32_t)i, NULL) == ERR_NOMEM
-                 ? ERR_NOMEM
-                 : (v == ST_OK && map.n != i + 1
-                        ? (v = judge(p, ST_DUPLICATE_NAME, "tensor %s twice", shown(p->tensors[i].name, name)), 0)
-                        : 0);
+    for (size_t i = 0; rc != ERR_NOMEM && i < p->n; i++) {
+        const char *tensor = p->tensors[i].name;
+        rc = strmap_put(&map, tensor, strlen(tensor), (uint32_t)i, NULL);
+        if (rc == 1 && v == ST_OK)
+            v = judge(p, ST_DUPLICATE_NAME, "tensor %s twice", shown(tensor, name));
+    }
     strmap_release(&map);
-    if (rc)
-        v = p->verdict = ST_OUT_OF_MEMORY;
-    return v;
+    return rc == ERR_NOMEM ? (p->verdict = ST_OUT_OF_MEMORY) : v;
 }
 
 /* What follows once the whole header was understood. */
@@ -358,38 +360,26 @@ static enum st_verdict check_length(struct parse *p, const char *head, size_t he
         n |= (uint64_t)(unsigned char)head[i] << (8 * i);
     p->out->header_bytes = n;
     if (n > ST_MAX_HEADER_BYTES)
-        return judge(p, ST_HEADER_TOO_LARGE, "a header of %llu bytes; at most %u are allowed", (unsigned long long)n,
-                     ST_MAX_HEADER_BYTES);
+        return judge(p, ST_HEADER_TOO_LARGE, "a header of %llu bytes; at most %u are allowed",
+                     (unsigned long long)n, ST_MAX_HEADER_BYTES);
     if (!add_u64(n, 8, &end) || end > p->file_bytes || end > head_bytes)
-        return judge(p, ST_INVALID_HEADER_LENGTH, "a header of %llu bytes in a file of %llu", (unsigned long long)n,
-                     (unsigned long long)p->file_bytes);
+        return judge(p, ST_INVALID_HEADER_LENGTH, "a header of %llu bytes in a file of %llu",
+                     (unsigned long long)n, (unsigned long long)p->file_bytes);
     return ST_OK;
-}
-
-/* Most headers are plain ASCII: eight bytes at a time until one is not. */
-static bool valid_utf8(const char *text, size_t n)
-{
-    size_t i = 0;
-    for (; i + 8 <= n; i += 8) {
-        uint64_t word;
-        memcpy(&word, text + i, 8);
-        if (word & 0x8080808080808080u)
-            break;
-    }
-    return utf8_valid(text + i, n - i);
 }
 
 enum st_verdict st_parse(const char *head, size_t head_bytes, uint64_t file_bytes, struct arena *arena,
                          struct st_file *out, char *why, size_t why_bytes)
 {
-    struct parse p = {.arena = arena, .out = out, .file_bytes = file_bytes, .why = why, .why_bytes = why_bytes};
+    struct parse p = {
+        .arena = arena, .out = out, .file_bytes = file_bytes, .why = why, .why_bytes = why_bytes};
     *out = (struct st_file){0};
     if (why_bytes)
         why[0] = '\0';
     if (check_length(&p, head, head_bytes) != ST_OK)
         return p.verdict;
     size_t n = (size_t)out->header_bytes;
-    if (!valid_utf8(head + 8, n))
+    if (!json_scan_utf8(head + 8, n))
         return judge(&p, ST_INVALID_HEADER, "the header is not UTF-8");
     read_header(&p, head + 8, n);
     if (out->complete)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The program's own room: words the user types, tables people read, JSON documents machines read, exit statuses. Only this room prints
- * or exits; it has no logic of its own.
+ * The program's own room: words the user types, tables people read, JSON documents machines read, exit
+ * statuses. Only this room prints or exits; it has no logic of its own.
  */
 #ifndef CLI_CLI_H
 #define CLI_CLI_H
@@ -13,9 +13,17 @@
 #include "base/json.h"
 #include "base/log.h"
 
-enum exit_status { EXIT_PASSED = 0, EXIT_CHECK_FAILED = 1, EXIT_WRONG_USAGE = 2, EXIT_MACHINE = 3, EXIT_INCOMPLETE = 4 };
+enum exit_status {
+    EXIT_PASSED = 0,
+    EXIT_CHECK_FAILED = 1,
+    EXIT_WRONG_USAGE = 2,
+    EXIT_MACHINE = 3,
+    EXIT_INCOMPLETE = 4
+};
 
-struct override { const char *key, *reason; };
+struct override {
+    const char *key, *reason;
+};
 #define MAX_OVERRIDES 64
 
 /* Options that most commands share. */
@@ -39,7 +47,8 @@ int64_t cli_int(const struct argp_state *state, const char *what, const char *ar
 uint32_t cli_kv_dtype(const struct argp_state *state, const char *arg); /* "f32" "bf16" "f16" */
 double cli_number(const struct argp_state *state, const char *what, const char *arg, double min, double max);
 
-/* Prints "day0: message" with frames and hint to stderr (or {"error": ...} on stdout under --json); returns the exit status of the error. */
+/* Prints "day0: message" with frames and hint to stderr (or {"error": ...} on stdout under --json); returns
+ * the exit status of the error. */
 int cli_error(const struct common *c, const struct err *e);
 /* Applies --waive to a list of findings; an id that no finding has is named on stderr. */
 void cli_waive(const struct common *c, struct findings *f);
@@ -48,7 +57,11 @@ void cli_print_findings(const struct findings *f);
 int cli_print(struct strbuf *text, int status);
 
 /* A table for people: columns padded to the widest cell, right-aligned where the header starts with '>'. */
-struct table { struct arena arena; const char **cells; size_t n_columns, n_cells, capacity; };
+struct table {
+    struct arena arena;
+    const char **cells;
+    size_t n_columns, n_cells, capacity;
+};
 void table_init(struct table *t, size_t n_columns);
 void table_cell(struct table *t, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 void table_print(const struct table *t, FILE *out);

@@ -18,7 +18,8 @@ enum { KEY_OUT = 0x2000, KEY_REFERENCE, KEY_COMM, KEY_CONTEXT, KEY_SERVICE, KEY_
 
 static const struct argp_option options[] = {
     {"out", KEY_OUT, "DIR", 0, "where the report goes (default ./day0-report)", 1},
-    {"reference", KEY_REFERENCE, "FILE", 0, "recorded logits and probes to judge the numbers by (safetensors)", 1},
+    {"reference", KEY_REFERENCE, "FILE", 0,
+     "recorded logits and probes to judge the numbers by (safetensors)", 1},
     {"service", KEY_SERVICE, "URL", 0, "examine this server instead of starting one", 1},
     {"context", KEY_CONTEXT, "N", 0, "tokens of one request (default: the model's limit, at most 4096)", 1},
     {"requests", KEY_REQUESTS, "N", 0, "load-test requests at each concurrency (default 16)", 1},
@@ -101,14 +102,15 @@ static void print_people(const struct adapt_result *r)
     for (int i = 0; i < ROW_N; i++) {
         const struct row *row = &r->rows[i];
         printf("%s%-15s%s  %-22s %s\n", colour ? paint_row(row->state, row->accept_reason != NULL) : "",
-               row_state_name(row->state), colour ? "\033[0m" : "", row_title((enum row_id)i), row->evidence ? row->evidence : "");
+               row_state_name(row->state), colour ? "\033[0m" : "", row_title((enum row_id)i),
+               row->evidence ? row->evidence : "");
         if (row->accept_reason)
             printf("                 accepted: %s\n", row->accept_reason);
     }
     printf("\n");
     cli_print_findings(&r->findings);
-    printf("verdict: %s%s in %.1f s\nreport: %s\n", verdict_name(r->verdict), r->with_waivers ? " with waivers" : "", r->seconds,
-           r->report_html_path);
+    printf("verdict: %s%s in %.1f s\nreport: %s\n", verdict_name(r->verdict),
+           r->with_waivers ? " with waivers" : "", r->seconds, r->report_html_path);
 }
 
 static int print_json(const struct adapt_result *r)
@@ -156,8 +158,9 @@ static void take_overrides(struct adapt_arguments *a)
 int cmd_adapt(struct d0 *d0, int argc, char **argv)
 {
     static const struct argp_child children[] = {{&common_argp, 0, NULL, 0}, {0}};
-    static const struct argp argp = {options, parse, "MODEL", "All five stages, from directory to verified service, and the report.",
-                                     children, NULL, NULL};
+    static const struct argp argp = {
+        options,  parse, "MODEL", "All five stages, from directory to verified service, and the report.",
+        children, NULL,  NULL};
     struct adapt_arguments a = {.common = {.d0 = d0}};
     cli_parse(&argp, argc, argv, &a);
     take_overrides(&a);

@@ -26,14 +26,15 @@ static void print_people(const struct host *h)
 {
     char a[32], b[32];
     printf("host      %s, %s, kernel %s\n", h->hostname, h->os, h->kernel);
-    printf("processor %s (%s), %u cores, %u usable threads, %u sockets, %u NUMA nodes\n", h->cpu_model, h->arch, h->n_cores,
-           h->n_threads_usable, h->n_sockets, h->n_numa);
+    printf("processor %s (%s), %u cores, %u usable threads, %u sockets, %u NUMA nodes\n", h->cpu_model,
+           h->arch, h->n_cores, h->n_threads_usable, h->n_sockets, h->n_numa);
     printf("flags     %s\n", h->cpu_flags);
     printf("kernels   ");
     for (int isa = 0; isa < KERN_N_ISA; isa++)
-        printf("%s %s%s", kern_isa_name((enum kern_isa)isa), kern_isa_available((enum kern_isa)isa) ? "yes" : "no",
-               isa + 1 < KERN_N_ISA ? ", " : "\n");
-    printf("caches    L2 %s, L3 %s\n", format_bytes(h->l2_bytes, a, sizeof a), format_bytes(h->l3_bytes, b, sizeof b));
+        printf("%s %s%s", kern_isa_name((enum kern_isa)isa),
+               kern_isa_available((enum kern_isa)isa) ? "yes" : "no", isa + 1 < KERN_N_ISA ? ", " : "\n");
+    printf("caches    L2 %s, L3 %s\n", format_bytes(h->l2_bytes, a, sizeof a),
+           format_bytes(h->l3_bytes, b, sizeof b));
     printf("memory    %s, %s available (%s)\n", format_bytes(h->memory_total, a, sizeof a),
            format_bytes(h->memory_available, b, sizeof b), h->memory_limit_source);
     printf("compiler  %s\n\n", h->compiler);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * day0 ops: every operator of a device against its definition; with a MODEL, at that model's shapes, and which of its operators
- * the device runs.
+ * day0 ops: every operator of a device against its definition; with a MODEL, at that model's shapes, and
+ * which of its operators the device runs.
  */
 #include "api/api.h"
 #include "cli/cli.h"
@@ -82,7 +82,8 @@ static void print_results(const struct verify_op_result *r, size_t n, bool bench
 {
     struct table t;
     table_init(&t, bench ? 7 : 5);
-    static const char *const heads[] = {"operator", "shape", "result", ">max ulp", ">limit", ">GB/s", ">GFLOP/s"};
+    static const char *const heads[] = {"operator", "shape", "result",  ">max ulp",
+                                        ">limit",   ">GB/s", ">GFLOP/s"};
     for (size_t i = 0; i < t.n_columns; i++)
         table_cell(&t, "%s", heads[i]);
     for (size_t i = 0; i < n; i++) {
@@ -128,7 +129,8 @@ static void print_matrix(const struct verify_op_row *rows, size_t n)
         table_cell(&t, "%s", rows[i].op);
         table_cell(&t, "%s", rows[i].types);
         table_cell(&t, "%u", rows[i].count);
-        table_cell(&t, "%s%s%s", rows[i].supported ? "yes" : "NO", rows[i].reason[0] ? ": " : "", rows[i].reason);
+        table_cell(&t, "%s%s%s", rows[i].supported ? "yes" : "NO", rows[i].reason[0] ? ": " : "",
+                   rows[i].reason);
     }
     table_print(&t, stdout);
     table_release(&t);
@@ -175,7 +177,8 @@ static int run_ops(struct ops_arguments *a, struct ops_output *o, struct finding
 {
     struct common *c = &a->common;
     struct dev dev;
-    struct dev_options options_ = {.name = c->device ? c->device : "cpu", .isa = c->cpu, .n_threads = c->threads};
+    struct dev_options options_ = {
+        .name = c->device ? c->device : "cpu", .isa = c->cpu, .n_threads = c->threads};
     int rc = dev_open(&dev, &options_, e);
     if (rc != ERR_OK)
         return rc;
@@ -201,7 +204,9 @@ static int run_ops(struct ops_arguments *a, struct ops_output *o, struct finding
 int cmd_ops(struct d0 *d0, int argc, char **argv)
 {
     static const struct argp_child children[] = {{&common_argp, 0, NULL, 0}, {0}};
-    static const struct argp argp = {options, parse, "[MODEL]", "Operators of a device: correctness, speed, support.", children, NULL, NULL};
+    static const struct argp argp = {
+        options,  parse, "[MODEL]", "Operators of a device: correctness, speed, support.",
+        children, NULL,  NULL};
     struct ops_arguments a = {.common = {.d0 = d0}, .ops = {.seed = 1}};
     cli_parse(&argp, argc, argv, &a);
     struct ops_output o = {0};

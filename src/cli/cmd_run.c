@@ -102,7 +102,8 @@ static int read_stdin(struct strbuf *text, struct err *e)
     return strbuf_failed(text) ? err_set(e, ERR_NOMEM, "no memory for the prompt") : ERR_OK;
 }
 
-static int print_json(const struct generate_result *r, const struct strbuf *text, const struct ids *ids, size_t n_prompt)
+static int print_json(const struct generate_result *r, const struct strbuf *text, const struct ids *ids,
+                      size_t n_prompt)
 {
     struct strbuf out = STRBUF_INIT;
     struct json_writer w;
@@ -138,20 +139,23 @@ static int generate(struct run_arguments *a, struct session *s, struct err *e)
         rc = prompt_text(s->front, strbuf_cstr(&prompt), prompt.len, &ids, e);
     if (rc == ERR_OK && ids.n + 1 > s->context) {
         rc = err_set(e, ERR_LIMIT, "the prompt has %zu tokens, the context holds %u", ids.n, s->context);
-        err_hint(e, "shorten the prompt or raise --context (the model's limit is %lld)", (long long)s->spec->max_positions);
+        err_hint(e, "shorten the prompt or raise --context (the model's limit is %lld)",
+                 (long long)s->spec->max_positions);
     }
     uint32_t room = ids.n < s->context ? s->context - (uint32_t)ids.n : 0;
     if (!a->generate.max_new)
         a->generate.max_new = room < 128 ? room : 128;
     if (rc == ERR_OK)
-        rc = session_generate(s, ids.data, ids.n, &a->generate, print_piece, a->common.json ? &text : NULL, &answer, &r, e);
+        rc = session_generate(s, ids.data, ids.n, &a->generate, print_piece, a->common.json ? &text : NULL,
+                              &answer, &r, e);
     if (rc == ERR_OK && a->common.json)
         status = print_json(&r, &text, &answer, ids.n);
     else if (rc == ERR_OK) {
         printf("\n");
         if (isatty(STDERR_FILENO))
-            fprintf(stderr, "[%u prompt tokens in %.3f s, %u tokens at %.1f per second, finish: %s]\n", r.n_prompt,
-                    r.prefill_seconds, r.n_generated, r.n_generated > 1 ? (r.n_generated - 1) / r.decode_seconds : 0.0, r.finish);
+            fprintf(stderr, "[%u prompt tokens in %.3f s, %u tokens at %.1f per second, finish: %s]\n",
+                    r.n_prompt, r.prefill_seconds, r.n_generated,
+                    r.n_generated > 1 ? (r.n_generated - 1) / r.decode_seconds : 0.0, r.finish);
     }
     strbuf_release(&prompt);
     strbuf_release(&text);

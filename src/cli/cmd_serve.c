@@ -20,8 +20,21 @@ struct serve_arguments {
     const char *port_file, *log_file;
 };
 
-enum { KEY_HOST = 0x2000, KEY_PORT, KEY_PORT_FILE, KEY_LOG_FILE, KEY_CONTEXT, KEY_SEQS, KEY_TOKENS, KEY_KV_TOKENS, KEY_CHUNK,
-       KEY_NAME, KEY_NO_PREFIX, KEY_WAITING, KEY_KV };
+enum {
+    KEY_HOST = 0x2000,
+    KEY_PORT,
+    KEY_PORT_FILE,
+    KEY_LOG_FILE,
+    KEY_CONTEXT,
+    KEY_SEQS,
+    KEY_TOKENS,
+    KEY_KV_TOKENS,
+    KEY_CHUNK,
+    KEY_NAME,
+    KEY_NO_PREFIX,
+    KEY_WAITING,
+    KEY_KV
+};
 
 static const struct argp_option options[] = {
     {"host", KEY_HOST, "ADDRESS", 0, "address to listen on (default 127.0.0.1)", 1},
@@ -32,9 +45,11 @@ static const struct argp_option options[] = {
     {"context", KEY_CONTEXT, "N", 0, "tokens of one request (default: the model's limit, at most 4096)", 2},
     {"max-seqs", KEY_SEQS, "N", 0, "requests computed together (default 32)", 2},
     {"max-tokens", KEY_TOKENS, "N", 0, "tokens of one step (default 256)", 2},
-    {"kv-tokens", KEY_KV_TOKENS, "N", 0, "KV capacity over all requests (default: max-seqs x context as memory allows)", 2},
+    {"kv-tokens", KEY_KV_TOKENS, "N", 0,
+     "KV capacity over all requests (default: max-seqs x context as memory allows)", 2},
     {"kv", KEY_KV, "TYPE", 0, "type of the KV pages: f32, bf16 or f16 (default: by the weights)", 2},
-    {"prefill-chunk", KEY_CHUNK, "N", 0, "most prompt tokens of one request in one step (default: what fits)", 2},
+    {"prefill-chunk", KEY_CHUNK, "N", 0, "most prompt tokens of one request in one step (default: what fits)",
+     2},
     {"max-waiting", KEY_WAITING, "N", 0, "queued requests beyond which new ones get 429 (default 1024)", 2},
     {"no-prefix-cache", KEY_NO_PREFIX, NULL, 0, "compute every prompt anew", 2},
     {0},
@@ -152,7 +167,8 @@ static int serve_session(struct serve_arguments *a, struct session *session, con
     rc = write_port(a, s, e);
     if (rc == ERR_OK) {
         const char *host = a->serve.host ? a->serve.host : "127.0.0.1";
-        log_line(&d0->log, LOG_INFO, "serve", "listening on http://%s:%u, context %u tokens", host, serve_port(s), session->context);
+        log_line(&d0->log, LOG_INFO, "serve", "listening on http://%s:%u, context %u tokens", host,
+                 serve_port(s), session->context);
         rc = serve_run(s, e);
     }
     pthread_kill(waiter.thread, SIGTERM); /* if no signal came, this ends the waiter */
@@ -164,7 +180,8 @@ static int serve_session(struct serve_arguments *a, struct session *session, con
 int cmd_serve(struct d0 *d0, int argc, char **argv)
 {
     static const struct argp_child children[] = {{&common_argp, 0, NULL, 0}, {0}};
-    static const struct argp argp = {options, parse, "MODEL", "OpenAI-compatible HTTP service.", children, NULL, NULL};
+    static const struct argp argp = {options,  parse, "MODEL", "OpenAI-compatible HTTP service.",
+                                     children, NULL,  NULL};
     struct serve_arguments a = {.common = {.d0 = d0}, .serve = {.port = 8000, .prefix_cache = true}};
     cli_parse(&argp, argc, argv, &a);
     struct err e = {0};

@@ -17,7 +17,8 @@ static const struct argp_option options[] = {
     {"device", KEY_DEVICE, "NAME", 0, "cpu (default), null, or the path of a plugin", 10},
     {"cpu", KEY_CPU, "ISA", 0, "ref, avx2, avx512 or fast (default: the best this processor has)", 10},
     {"threads", KEY_THREADS, "N", 0, "threads of the device (default: all cores)", 10},
-    {"memory", KEY_MEMORY, "BYTES", 0, "plan for this much memory, e.g. 24G (default: what is available)", 10},
+    {"memory", KEY_MEMORY, "BYTES", 0, "plan for this much memory, e.g. 24G (default: what is available)",
+     10},
     {"waive", KEY_WAIVE, "ID=REASON", 0, "accept a finding; recorded with its reason", 10},
     {"accept", KEY_ACCEPT, "ROW=REASON", 0, "accept a row that is not checked; recorded with its reason", 10},
     {0},
@@ -158,8 +159,8 @@ void cli_print_findings(const struct findings *f)
     for (size_t i = 0; i < f->n; i++) {
         const struct finding *x = &f->items[i];
         const char *on = colour && !x->waived ? paint[x->severity] : "";
-        printf("%s%s %s%s  %s%s\n    %s\n", on, finding_code(x->id), finding_name(x->id), *on ? "\033[0m" : "", x->subject,
-               x->waived ? "  (waived)" : "", x->evidence);
+        printf("%s%s %s%s  %s%s\n    %s\n", on, finding_code(x->id), finding_name(x->id),
+               *on ? "\033[0m" : "", x->subject, x->waived ? "  (waived)" : "", x->evidence);
         if (x->waived)
             printf("    waived: %s\n", x->waive_reason);
         else

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Entry: finds the command by its word and hands it the rest of the line. Owns `struct d0`, the root of accounting and log.
+ * Entry: finds the command by its word and hands it the rest of the line. Owns `struct d0`, the root of
+ * accounting and log.
  */
 #include <signal.h>
 #include <string.h>
@@ -27,11 +28,15 @@ static const struct command commands[] = {
 
 static void print_help(FILE *out)
 {
-    fprintf(out, "usage: day0 COMMAND ...   takes a model directory to a verified service, and proves each step\n\n");
+    fprintf(
+        out,
+        "usage: day0 COMMAND ...   takes a model directory to a verified service, and proves each step\n\n");
     for (size_t i = 0; i < ARRAY_LEN(commands); i++)
         fprintf(out, "  day0 %-8s %-18s %s\n", commands[i].name, commands[i].arguments, commands[i].summary);
-    fprintf(out, "\n`day0 COMMAND --help` lists its options; --json prints one JSON document on stdout.\n"
-                 "exit status: 0 passed, 1 a check failed, 2 wrong usage, 3 the machine failed us, 4 incomplete\n");
+    fprintf(
+        out,
+        "\n`day0 COMMAND --help` lists its options; --json prints one JSON document on stdout.\n"
+        "exit status: 0 passed, 1 a check failed, 2 wrong usage, 3 the machine failed us, 4 incomplete\n");
 }
 
 static const struct command *nearest(const char *word)

@@ -28,7 +28,7 @@ static struct part part_join(struct part a, struct part b)
 
 /* S fixed segments, each reduced on its own, joined by the tree of neighbouring pairs: a layout that cuts the
  * vocabulary in up to S parts gets the same bits. */
-static double log_sum_exp(const float *x, uint32_t n)
+static struct part log_sum_exp(const float *x, uint32_t n)
 {
     uint32_t segments = LSE_SEGMENTS;
     while (n % segments)
@@ -46,7 +46,13 @@ static double log_sum_exp(const float *x, uint32_t n)
     for (uint32_t n_parts = segments; n_parts > 1; n_parts /= 2)
         for (uint32_t i = 0; i < n_parts / 2; i++)
             parts[i] = part_join(parts[2 * i], parts[2 * i + 1]);
-    return parts[0].max + log(parts[0].sum);
+    return parts[0];
+}
+
+/* max and sum stay apart until here: added up first, large logits would swallow the logarithm. */
+static float log_probability(float x, struct part p)
+{
+    return (float)((x - p.max) - log(p.sum));
 }
 
 /* ---- candidates in order ------------------------------------------------------------------------------- */
@@ -180,11 +186,11 @@ int32_t sample_token(const float *logits, uint32_t vocab, const struct step_samp
     if (!want && !s->want_logprob)
         return token;
     /* log-probabilities are of the model's own distribution: all ids, no temperature */
-    double lse = log_sum_exp(logits, vocab);
-    *logprob = (float)(logits[token] - lse);
+    struct part lse = log_sum_exp(logits, vocab);
+    *logprob = log_probability(logits[token], lse);
     for (uint32_t i = 0; i < want; i++) {
         int32_t id = order_at(&order, i);
-        top[i] = (struct step_top){.token = id, .logprob = (float)(logits[id] - lse)};
+        top[i] = (struct step_top){.token = id, .logprob = log_probability(logits[id], lse)};
     }
     *n_top = want;
     return token;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The graph IR: values and nodes in execution order, in the very layout of the device ABI (include/day0/device.h), plus names,
- * partition marks and constants. Owns shape rules, the verifier and the passes (segments, memory plan, slices). Operators come from
- * include/day0/ops.def and nowhere else.
+ * The graph IR: values and nodes in execution order, in the very layout of the device ABI
+ * (include/day0/device.h), plus names, partition marks and constants. Owns shape rules, the verifier and the
+ * passes (segments, memory plan, slices). Operators come from include/day0/ops.def and nowhere else.
  */
 #ifndef GRAPH_GRAPH_H
 #define GRAPH_GRAPH_H
@@ -22,10 +22,10 @@ struct op_info {
     uint32_t since;
     const char *meaning;
 };
-const struct op_info *op_find(uint32_t id);        /* NULL if unknown */
+const struct op_info *op_find(uint32_t id); /* NULL if unknown */
 const struct op_info *op_find_name(const char *name);
 size_t op_all(const struct op_info **out);
-uint32_t attr_find(const char *name);              /* key or 0 */
+uint32_t attr_find(const char *name); /* key or 0 */
 const char *attr_name(uint32_t key);
 bool attr_is_float(uint32_t key);
 /* Attribute of a node, or the default if it has none. */
@@ -44,15 +44,16 @@ enum partition { PART_REPLICATED, PART_COLUMN, PART_ROW, PART_HEADS, PART_VOCAB,
 const char *partition_name(enum partition p);
 
 struct graph_value_info {
-    const char *name;        /* weights: tensor name; states: "kv.3.k"; activations: probe name "model.layers.3.self_attn.q_proj" */
-    enum partition part;     /* weights only */
-    uint32_t part_units;     /* PART_HEADS: number of heads; PART_ROW: units (heads) K is made of, 0 none */
-    int32_t layer;           /* decoder layer or -1 */
+    const char *name;    /* weights: tensor name; states: "kv.3.k"; activations: probe name
+                            "model.layers.3.self_attn.q_proj" */
+    enum partition part; /* weights only */
+    uint32_t part_units; /* PART_HEADS: number of heads; PART_ROW: units (heads) K is made of, 0 none */
+    int32_t layer;       /* decoder layer or -1 */
     bool quantisable;
-    bool probe;              /* keep: becomes an OUTPUT when probes are recorded */
-    bool keep;               /* an OUTPUT in every plan (activations that leave a slice) */
-    const void *constant;    /* WEIGHT computed on the host (inverse frequencies): its bytes, copied by graph_add_value; NULL: comes
-                              * from the checkpoint */
+    bool probe;           /* keep: becomes an OUTPUT when probes are recorded */
+    bool keep;            /* an OUTPUT in every plan (activations that leave a slice) */
+    const void *constant; /* WEIGHT computed on the host (inverse frequencies): its bytes, copied by
+                           * graph_add_value; NULL: comes from the checkpoint */
 };
 
 struct graph {
@@ -62,8 +63,8 @@ struct graph {
     uint32_t n_values, values_capacity;
     struct d0_node *nodes;
     uint32_t n_nodes, nodes_capacity;
-    int64_t max_dims[D0_N_DIMS];   /* set by graph_plan_memory */
-    uint64_t scratch_bytes;        /* likewise */
+    int64_t max_dims[D0_N_DIMS]; /* set by graph_plan_memory */
+    uint64_t scratch_bytes;      /* likewise */
 };
 
 int graph_open(struct graph **out, struct mem *mem, struct err *e);
@@ -73,28 +74,34 @@ int graph_copy(const struct graph *g, struct graph **out, struct err *e); /* dee
 #define GRAPH_MAX_VALUES (1u << 20)
 
 /* Adds a value; name is copied. Returns its id through *out. */
-int graph_add_value(struct graph *g, const struct d0_value *v, const struct graph_value_info *info, uint32_t *out, struct err *e);
-/* Adds a node whose outputs are created here by the operator's shape rule (kind ACTIVATION, named `name`). node->outputs is filled in.
- * Errors: ERR_FORMAT naming operator, node and the rule that was broken. */
-int graph_add_node(struct graph *g, const struct d0_node *node, const char *name, uint32_t *first_output, struct err *e);
+int graph_add_value(struct graph *g, const struct d0_value *v, const struct graph_value_info *info,
+                    uint32_t *out, struct err *e);
+/* Adds a node whose outputs are created here by the operator's shape rule (kind ACTIVATION, named `name`).
+ * node->outputs is filled in. Errors: ERR_FORMAT naming operator, node and the rule that was broken. */
+int graph_add_node(struct graph *g, const struct d0_node *node, const char *name, uint32_t *first_output,
+                   struct err *e);
 
-/* Every invariant of the IR: ids in range, use after definition, single assignment, arity, attributes known and complete, shapes and
- * dtypes by rule, states only written by operators that may. Run after building and between passes. */
+/* Every invariant of the IR: ids in range, use after definition, single assignment, arity, attributes known
+ * and complete, shapes and dtypes by rule, states only written by operators that may. Run after building and
+ * between passes. */
 int graph_verify(const struct graph *g, struct err *e);
 
 /* ---- passes ---- */
-/* Sets `segments` of every LINEAR whose weight is PART_ROW (quantum: 32-element vectors and whole units), and of whole-vector norms over a cut
- * axis. See design, exactness. */
+/* Sets `segments` of every LINEAR whose weight is PART_ROW (quantum: 32-element vectors and whole units), and
+ * of whole-vector norms over a cut axis. See design, exactness. */
 int graph_set_segments(struct graph *g, struct err *e);
 uint32_t graph_segments(uint64_t k, uint32_t units);
 
-/* Copies nodes [first_layer, last_layer] (layer numbers; -1 for the part before layer 0 is chosen with GRAPH_HEAD/TAIL flags) into a graph of its own.
- * Activations that cross the cut become INPUTs of role D0_INPUT_HIDDEN; nodes that depend only on positions (rope tables) are copied along. */
+/* Copies nodes [first_layer, last_layer] (layer numbers; -1 for the part before layer 0 is chosen with
+ * GRAPH_HEAD/TAIL flags) into a graph of its own. Activations that cross the cut become INPUTs of role
+ * D0_INPUT_HIDDEN; nodes that depend only on positions (rope tables) are copied along. */
 enum { GRAPH_PROLOGUE = 1 /* embedding */, GRAPH_EPILOGUE = 2 /* last norm and logits */ };
-int graph_slice(const struct graph *g, int32_t first_layer, int32_t last_layer, unsigned flags, struct graph **out, struct err *e);
+int graph_slice(const struct graph *g, int32_t first_layer, int32_t last_layer, unsigned flags,
+                struct graph **out, struct err *e);
 
-/* Liveness: gives every ACTIVATION and OUTPUT an offset in scratch for the largest step and sets scratch_bytes. max_dims: largest T, B, R, P.
- * keep_probes: values marked `probe` become OUTPUTs and share memory with nothing. The graph's result is always an OUTPUT. */
+/* Liveness: gives every ACTIVATION and OUTPUT an offset in scratch for the largest step and sets
+ * scratch_bytes. max_dims: largest T, B, R, P. keep_probes: values marked `probe` become OUTPUTs and share
+ * memory with nothing. The graph's result is always an OUTPUT. */
 int graph_plan_memory(struct graph *g, const int64_t max_dims[D0_N_DIMS], bool keep_probes, struct err *e);
 
 /* The ABI view; points into the graph, valid while it is unchanged. */
@@ -104,9 +111,13 @@ void graph_part(const struct graph *g, struct d0_part *out);
 bool value_bytes(const struct d0_value *v, const int64_t dims[D0_N_DIMS], uint64_t *out);
 uint32_t graph_find(const struct graph *g, const char *name); /* value id or D0_NO_VALUE */
 uint32_t graph_result(const struct graph *g);                 /* output of the last node */
-/* Floating-point operations and bytes moved for one step of the given dims with `context` tokens of history per sequence. */
-struct graph_cost { double flops, weight_bytes, activation_bytes, state_bytes; };
-void graph_cost(const struct graph *g, const int64_t dims[D0_N_DIMS], int64_t context, struct graph_cost *out);
+/* Floating-point operations and bytes moved for one step of the given dims with `context` tokens of history
+ * per sequence. */
+struct graph_cost {
+    double flops, weight_bytes, activation_bytes, state_bytes;
+};
+void graph_cost(const struct graph *g, const int64_t dims[D0_N_DIMS], int64_t context,
+                struct graph_cost *out);
 /* One line a node, for people and golden tests. */
 void graph_print(const struct graph *g, struct strbuf *out);
 

@@ -129,10 +129,10 @@ static bool has_word(const char *s, size_t n, const char *word)
 static void pick_flags(const char *s, size_t n, char *out, size_t bytes)
 {
     static const char *const wanted[] = {
-        "sse4_2",      "avx",          "avx2",     "fma",      "f16c",        "avx_vnni",    "avx512f",
-        "avx512bw",    "avx512dq",     "avx512vl", "avx512cd", "avx512_vnni", "avx512_bf16", "avx512_fp16",
-        "avx512_vbmi", "avx512_vbmi2", "amx_tile", "amx_bf16", "amx_int8",    "asimd",       "asimddp",
-        "sve",         "sve2",         "bf16",     "i8mm",     "hypervisor",
+        "sse4_2",     "avx",          "avx2",     "fma",      "f16c",        "avx_vnni",    "avx512f",
+        "avx512bw",   "avx512dq",     "avx512vl", "avx512cd", "avx512_vnni", "avx512_bf16", "avx512_fp16",
+        "avx512vbmi", "avx512_vbmi2", "amx_tile", "amx_bf16", "amx_int8",    "asimd",       "asimddp",
+        "sve",        "sve2",         "bf16",     "i8mm",     "hypervisor",
     };
     size_t len = 0;
     out[0] = 0;

@@ -15,37 +15,38 @@
 
 enum kern_isa { KERN_REF, KERN_AVX2, KERN_AVX512, KERN_N_ISA };
 
-const char *kern_isa_name(enum kern_isa isa);        /* "ref" "avx2" "avx512" */
+const char *kern_isa_name(enum kern_isa isa);             /* "ref" "avx2" "avx512" */
 int kern_isa_parse(const char *name, enum kern_isa *out); /* also "fast" = best detected; 0 or ERR_INVALID */
-bool kern_isa_available(enum kern_isa isa);          /* this processor and build can run it */
+bool kern_isa_available(enum kern_isa isa);               /* this processor and build can run it */
 enum kern_isa kern_isa_best(void);
 
 /* One node with this step's sizes and resolved addresses. Layouts as stated in day0/ops.def. */
 struct kern_args {
     const void *in[D0_MAX_NODE_INPUTS]; /* NULL where an optional input is absent */
     void *out[D0_MAX_NODE_OUTPUTS];
-    void *state[2];                     /* KV_STORE: k_pages, v_pages, writable (also in in[2], in[3]) */
+    void *state[2]; /* KV_STORE: k_pages, v_pages, writable (also in in[2], in[3]) */
     uint32_t in_dtype[D0_MAX_NODE_INPUTS];
-    int64_t tokens, seqs, rows, table;  /* T, B, R, P of this step */
-    int64_t n_rows;                     /* rows of out[0] (of in[0] where there is no output) */
-    int64_t k;                          /* last dimension of in[0] */
-    int64_t n;                          /* last dimension of out[0] */
-    int64_t vocab;                      /* EMBED: rows of the table */
-    int64_t source_rows;                /* GATHER_ROWS: rows of in[0] */
-    int64_t pages, page_tokens;         /* KV pages */
+    int64_t tokens, seqs, rows, table; /* T, B, R, P of this step */
+    int64_t n_rows;                    /* rows of out[0] (of in[0] where there is no output) */
+    int64_t k;                         /* last dimension of in[0] */
+    int64_t n;                         /* last dimension of out[0] */
+    int64_t vocab;                     /* EMBED: rows of the table */
+    int64_t table_width;               /* ROPE: last dimension of the table in[1] */
+    int64_t source_rows;               /* GATHER_ROWS: rows of in[0] */
+    int64_t pages, page_tokens;        /* KV pages */
     int64_t dim, v_dim, heads, kv_heads, segments, window, style, offset, plus_one, function;
     double eps, scale, factor;
-    void *scratch;                      /* per-thread scratch, `scratch_bytes` for each thread, 64-aligned */
+    void *scratch; /* per-thread scratch, `scratch_bytes` for each thread, 64-aligned */
     size_t scratch_bytes;
 };
 
 typedef void (*kern_fn)(const struct kern_args *a, size_t first, size_t last, unsigned thread);
 
 struct kern_variant {
-    uint32_t op;       /* enum d0_op */
-    uint32_t dtype;    /* type of the weight or of the pages it is for; 0: not type-dependent */
+    uint32_t op;    /* enum d0_op */
+    uint32_t dtype; /* type of the weight or of the pages it is for; 0: not type-dependent */
     enum kern_isa isa;
-    const char *name;  /* "linear_bf16_avx512" */
+    const char *name; /* "linear_bf16_avx512" */
     kern_fn run;
     size_t (*items)(const struct kern_args *a);   /* independent work items */
     size_t grain;                                 /* items handed out together */
@@ -58,13 +59,17 @@ const struct kern_variant *kern_pick(uint32_t op, uint32_t dtype, enum kern_isa 
 /* Which input's dtype selects the variant of an operator: index into in[], or -1. */
 int kern_dtype_input(uint32_t op);
 /* All variants, for listings and the checker. */
-size_t kern_variants(const struct kern_variant **out);
+size_t kern_n_variants(void);
+const struct kern_variant *kern_variant_at(size_t i); /* NULL past the end */
 
-/* S of design section "exactness": the largest power of two <= 64 such that k / S is a multiple of `quantum`. */
+/* S of design section "exactness": the largest power of two <= 64 such that k / S is a multiple of `quantum`.
+ */
 uint32_t kern_segments(uint64_t k, uint64_t quantum);
-#define KERN_VECTOR 32 /* elements of K that a segment holds a multiple of */
+#define KERN_VECTOR          32  /* elements of K that a segment holds a multiple of */
+#define KERN_MAX_PAGE_TOKENS 256 /* largest page that ATTENTION takes */
 
-/* log(sum(exp(x))) over x[n] in S fixed segments combined by the fixed tree; the definition used by the sampler. */
+/* log(sum(exp(x))) over x[n] in S fixed segments combined by the fixed tree; the definition used by the
+ * sampler. */
 double kern_log_sum_exp(const float *x, size_t n, uint32_t segments);
 
 #endif

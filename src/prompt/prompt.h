@@ -1,34 +1,45 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The text front of a model: tokenizer, special ids and chat rendering of one directory. Turns messages or text into ids, once and only once with BOS.
- * Models without a chat template are rendered plainly (message contents joined by newlines) and say so; a template this build cannot
- * render is refused, never approximated.
+ * The text front of a model: tokenizer, special ids and chat rendering of one directory. Turns messages or
+ * text into ids, once and only once with BOS. Models without a chat template are rendered plainly (message
+ * contents joined by newlines) and say so; a template this build cannot render is refused, never
+ * approximated.
  */
 #ifndef PROMPT_PROMPT_H
 #define PROMPT_PROMPT_H
 
 #include "base/finding.h"
-#include "ckpt/ckpt.h"
 #include "spec/spec.h"
 #include "text/text.h"
 
 struct prompt_front {
     struct tokenizer *tokenizer;
     const struct spec *spec;
-    int32_t stop_ids[20];      /* union of spec's eos and the tokenizer's */
+    const char *model_name; /* last component of the directory */
+    int32_t stop_ids[20];   /* union of spec's eos and the tokenizer's */
     uint32_t n_stop;
     uint32_t vocab_limit;      /* ids from here on cannot be sampled: no token has them; 0 none */
     bool has_template;         /* a chat template exists */
     const char *template_kind; /* "none (plain)" or "jinja (not rendered by this build)" */
+    int32_t bos_id;            /* -1 none */
+    bool force_bos;            /* tokenizer_config.json asks for a BOS that tokenizer.json does not add */
     struct arena arena;
 };
 
+#define PROMPT_MAX_MESSAGES 4096
+
 /* Findings T001..T003 for what is wrong with the tokenizer: then *out is NULL and the return ERR_OK. */
-int prompt_open(struct prompt_front **out, struct ckpt *c, const struct spec *s, struct findings *f, struct d0 *d0, struct err *e);
+int prompt_open(struct prompt_front **out, struct ckpt *c, const struct spec *s, struct findings *f,
+                struct d0 *d0, struct err *e);
 void prompt_close(struct prompt_front *p);
 
+/* Special tokens in the text become ids. A BOS written at its beginning counts as the one BOS. ERR_FORMAT: no
+ * UTF-8; ERR_LIMIT. */
 int prompt_text(const struct prompt_front *p, const char *text, size_t n, struct ids *out, struct err *e);
-/* messages: JSON array of {"role","content"}; content a string or an array of {"type":"text","text"}; images are ERR_UNSUPPORTED here. */
-int prompt_messages(const struct prompt_front *p, const struct json *messages, struct strbuf *rendered, struct ids *out, struct err *e);
+/* messages: JSON array of {"role","content"}; content a string or an array of {"type":"text","text"}; images
+ * are ERR_UNSUPPORTED here. Special tokens in messages stay text: who writes a message does not end it.
+ * `rendered` may be NULL. */
+int prompt_messages(const struct prompt_front *p, const struct json *messages, struct strbuf *rendered,
+                    struct ids *out, struct err *e);
 
 #endif

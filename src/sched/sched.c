@@ -42,7 +42,7 @@ struct sched {
     struct sched_options o;
     struct pages pages;
     struct request **running; /* [max_seqs] in order of admission */
-    uint32_t n_running, rotate;
+    uint32_t n_running;
     struct request *first_waiting, *last_waiting;
     uint32_t n_waiting;
     struct piece *pieces; /* [max_seqs] of the step that is out, or being built */
@@ -216,8 +216,6 @@ static void running_remove(struct sched *s, uint32_t at)
 {
     s->n_running--;
     memmove(&s->running[at], &s->running[at + 1], (s->n_running - at) * sizeof(*s->running));
-    if (at < s->rotate)
-        s->rotate--;
 }
 
 static void finish(struct sched *s, struct request *r, enum sched_finish why)
@@ -274,7 +272,6 @@ void sched_engine_lost(struct sched *s)
         r->n_chained = 0;
         queue_push(s, r, true);
     }
-    s->rotate = 0;
     pages_forget(&s->pages);
 }
 
@@ -358,21 +355,13 @@ static void add_piece(struct sched *s, struct budget *b, struct request *r, uint
     b->rows -= sample;
 }
 
+/* A request only starts to decode with a row and a token that the others leave, so all of them fit in every
+ * step. After a loss of the engine more may be due than fit; those at the back then wait until others end. */
 static void choose_decodes(struct sched *s, struct budget *b)
 {
-    uint32_t start = s->rotate < s->n_running ? s->rotate : 0;
-    bool left_out = false;
-    for (uint32_t k = 0; k < s->n_running; k++) {
-        uint32_t at = (start + k) % s->n_running;
-        if (!is_decode(s->running[at]))
-            continue;
-        if (b->tokens && b->rows) {
-            add_piece(s, b, s->running[at], 1);
-        } else if (!left_out) {
-            left_out = true;
-            s->rotate = at; /* who had to stand back is first next time */
-        }
-    }
+    for (uint32_t i = 0; i < s->n_running && b->tokens && b->rows; i++)
+        if (is_decode(s->running[i]))
+            add_piece(s, b, s->running[i], 1);
 }
 
 static void choose_prompts(struct sched *s, struct budget *b)

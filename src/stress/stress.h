@@ -24,6 +24,7 @@ struct stress_options {
     uint64_t timeout_ns;      /* of the whole run; 0: 10 min */
     pid_t pid;                /* server process for memory, 0: unknown */
     bool ignore_eos;          /* ask for ignore_eos so that every answer has max_tokens tokens */
+    bool chat;                /* /v1/chat/completions instead of /v1/completions */
     struct log *log;
 };
 
@@ -34,6 +35,7 @@ struct stress_result {
     char first_failure[256];
     double seconds;
     uint64_t prompt_tokens, output_tokens;
+    bool tokens_counted;      /* some answer had no usage chunk: its output tokens are counted chunks, its prompt tokens are missing */
     double output_tokens_per_second, requests_per_second;
     struct quantiles ttft, tpot, itl, e2e;   /* milliseconds; definitions in stress_definitions() */
     uint64_t rss_peak, rss_end;              /* bytes, of pid; 0 unknown */
@@ -41,11 +43,13 @@ struct stress_result {
     size_t n_ttft_samples, n_itl_samples;
 };
 
+/* Errors only for what keeps the load from being applied (bad options, no server there, out of memory). Requests that fail are figures of the
+ * result: counted, with the first reason. */
 int stress_run(const struct stress_options *o, struct stress_result *out, struct err *e);
 void stress_result_release(struct stress_result *r);
 void stress_write_json(const struct stress_result *r, struct json_writer *w);
 const char *stress_definitions(void); /* text of the definition table */
-/* Exact quantile of n values (nearest rank), q in [0,1]; sorts the array. */
+/* Exact quantile of n values (nearest rank), q in [0,1]; sorts the array. 0 when n is 0. Values are not NaN. */
 double stress_quantile(double *values, size_t n, double q);
 
 #endif

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Tokenizers from data (tokenizer.json): text to ids, ids to text, and a stream that never emits half a character.
- * Never chooses by name or hash of a model; refuses, naming it, whatever part of the file it does not implement.
+ * Tokenizers from data (tokenizer.json): text to ids, ids to text, and a stream that never emits half a
+ * character. Never chooses by name or hash of a model; refuses, naming it, whatever part of the file it does
+ * not implement.
  */
 #ifndef TEXT_TEXT_H
 #define TEXT_TEXT_H
@@ -12,29 +13,41 @@
 
 struct tokenizer;
 
-/* tokenizer_json: whole file, parsed here. ERR_FORMAT, ERR_UNSUPPORTED (names the component), ERR_LIMIT, ERR_NOMEM. Immutable afterwards:
- * any number of threads may use it. */
+/* tokenizer_json: whole file, parsed here. ERR_FORMAT, ERR_UNSUPPORTED (names the component), ERR_LIMIT,
+ * ERR_NOMEM. Immutable afterwards: any number of threads may use it. */
 int tokenizer_open(struct tokenizer **out, const char *json, size_t n, struct mem *mem, struct err *e);
 void tokenizer_close(struct tokenizer *t);
 
-uint32_t tokenizer_vocab(const struct tokenizer *t);  /* largest id + 1, added tokens included */
+uint32_t tokenizer_vocab(const struct tokenizer *t); /* largest id + 1, added tokens included */
 int32_t tokenizer_id(const struct tokenizer *t, const char *token); /* -1 if absent */
-const char *tokenizer_token(const struct tokenizer *t, int32_t id, size_t *n); /* raw vocabulary entry or NULL */
+const char *tokenizer_token(const struct tokenizer *t, int32_t id,
+                            size_t *n); /* raw vocabulary entry or NULL */
+/* Bytes that the id gives within a text (maybe part of a character); NULL if no token has it. Special tokens
+ * give their name. */
+const char *tokenizer_piece(const struct tokenizer *t, int32_t id, size_t *n);
 bool tokenizer_is_special(const struct tokenizer *t, int32_t id);
-/* Most bytes of text that one id can stand for; 0 if no bound is known (unknown characters fused into one id, white space swallowed). Lets a
- * caller refuse a text that cannot fit its context before tokenizing it. */
+/* Most bytes of text that one id can stand for; 0 if no bound is known (unknown characters fused into one id,
+ * white space swallowed). Lets a caller refuse a text that cannot fit its context before tokenizing it. */
 size_t tokenizer_bytes_per_id(const struct tokenizer *t);
 
-enum { TOKENIZE_SPECIAL = 1 /* run the post-processor: BOS where the file says so */, TOKENIZE_PARSE_SPECIAL = 2 /* special tokens in the text become ids */ };
+enum {
+    TOKENIZE_SPECIAL = 1 /* run the post-processor: BOS where the file says so */,
+    TOKENIZE_PARSE_SPECIAL = 2 /* special tokens in the text become ids */
+};
 
-struct ids { int32_t *data; size_t n, capacity; };
+struct ids {
+    int32_t *data;
+    size_t n, capacity;
+};
 void ids_release(struct ids *v);
 
 /* Appends to *out. Text must be UTF-8 (ERR_FORMAT with the byte offset). */
-int tokenizer_encode(const struct tokenizer *t, const char *text, size_t n, unsigned flags, struct ids *out, struct err *e);
+int tokenizer_encode(const struct tokenizer *t, const char *text, size_t n, unsigned flags, struct ids *out,
+                     struct err *e);
 
-/* Decoding one id after another. feed appends to out the bytes that became certain: whole UTF-8 characters only; finish flushes what is left,
- * incomplete sequences as U+FFFD. Special tokens give no text unless keep_special. Concatenated output equals the decoding of the whole. */
+/* Decoding one id after another. feed appends to out the bytes that became certain: whole UTF-8 characters
+ * only; finish flushes what is left, incomplete sequences as U+FFFD. Special tokens give no text unless
+ * keep_special. Concatenated output equals the decoding of the whole. */
 struct detokenizer {
     const struct tokenizer *t;
     bool keep_special;

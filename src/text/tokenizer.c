@@ -148,13 +148,13 @@ static size_t find_bytes_per_id(const struct tokenizer *t)
         alphabet = alphabet && strmap_get(&t->map, strbuf_cstr(&text), text.len, &id);
     }
     strbuf_release(&text);
-    bool bounded = bytes || alphabet;
+    bool bounded = bytes || alphabet || (t->bpe.unk_id >= 0 && !t->bpe.fuse_unk);
     for (size_t i = 0; i < t->n_norm; i++)
         bounded =
             bounded && (t->norm[i].kind != NORM_REPLACE || t->norm[i].content.n >= t->norm[i].pattern.n);
     for (size_t i = 0; i < t->n_added; i++)
         bounded = bounded && !t->added[i].lstrip && !t->added[i].rstrip;
-    size_t longest = 0;
+    size_t longest = 4; /* an unknown character */
     for (uint32_t i = 0; i < t->n_ids; i++)
         longest = t->tokens[i].raw_bytes > longest ? t->tokens[i].raw_bytes : longest;
     return bounded ? longest : 0;
@@ -271,6 +271,14 @@ const char *tokenizer_token(const struct tokenizer *t, int32_t id, size_t *n)
     if (n)
         *n = t->tokens[id].raw_bytes;
     return t->tokens[id].raw;
+}
+
+const char *tokenizer_piece(const struct tokenizer *t, int32_t id, size_t *n)
+{
+    if (tokenizer_token(t, id, NULL) == NULL)
+        return NULL;
+    *n = t->tokens[id].piece_bytes;
+    return t->tokens[id].piece;
 }
 
 bool tokenizer_is_special(const struct tokenizer *t, int32_t id)

@@ -27,7 +27,9 @@ struct verify_op_row {
 int verify_matrix(struct dev *d, const struct graph *g, struct arena *arena, struct verify_op_row **rows, size_t *n, struct findings *f, struct err *e);
 
 /* Conformance of a device's operators against the reference device on generated inputs, at given or default shapes. */
-struct verify_op_result { char name[64]; char shape[64]; bool passed; double max_ulp, limit_ulp; double gbps, gflops; double ref_ratio; char why[160]; uint64_t seed; };
+/* One per operator and type. passed: shape says how many shapes and runs; else the first wrong one, with its reason in why, and seed makes its
+ * contents again. supported false: the device refused the shape (passed is false too). Bench numbers are 0 when not asked for. */
+struct verify_op_result { char name[64]; char shape[64]; bool supported, passed; double max_ulp, limit_ulp; double gbps, gflops; double ref_ratio; char why[160]; uint64_t seed; };
 struct verify_ops_options { const char *only; uint64_t seed; bool bench; const struct graph *shapes_of; /* a model's shapes, or NULL for the default set */ };
 int verify_ops(struct dev *d, const struct verify_ops_options *o, struct arena *arena, struct verify_op_result **out, size_t *n, struct findings *f, struct err *e);
 
@@ -35,6 +37,7 @@ int verify_ops(struct dev *d, const struct verify_ops_options *o, struct arena *
 struct reference {      /* safetensors: "token_ids" I32/I64 [T], "logits" F32 [T, V], probes by name; metadata producer, model, tokens ... */
     struct arena arena;
     const char *producer; /* "transformers 4.56.2" ... */
+    const char *precision; /* what the producer computed in: "float32" (also when it does not say), "bfloat16", "float16" */
     const char *path;
     char sha256[65];
     int32_t *ids; size_t n_ids;
@@ -52,14 +55,19 @@ struct verify_reference_result {
     bool checked;
     size_t positions;
     double max_abs_logit;   /* largest |difference| over all positions */
+    double limit;           /* what max_abs_logit was held against */
     size_t worst_position;
     double relative_l2, max_kl;
     unsigned top1_agree;    /* positions whose argmax agrees */
-    size_t greedy_tokens, greedy_equal; /* tokens generated and how many equal the reference's from the start */
+    size_t greedy_tokens, greedy_equal; /* tokens wanted and how many equal the reference's from the start */
+    size_t greedy_ties;     /* only in 16-bit precision: tokens whose logits differ by less than the limit, taken from the reference */
+    size_t probes_checked;
     char first_bad_probe[128];
     double *abs_by_position; /* [positions], in the arena given */
 };
-/* Limit: max |difference| of logits for float32 weights, 1e-4 * largest |logit| otherwise as documented. Adds N001, N002, N005, N006. */
+/* max_abs_limit: largest |difference| of logits; 0: 1e-4 for float32 weights, KV pages and reference; 1e-4 * largest |logit| where only the weights
+ * have 16 bits; 2^-6 * largest |logit| where KV pages or the reference have (docs/numerics.md). Adds N001, N002, N005, N006. A reference of another
+ * model or length is a finding and leaves checked false; without logits only ids and probes are compared. */
 int verify_reference(struct dev *d, const struct spec *s, struct ckpt *c, const struct reference *r, double max_abs_limit, struct arena *arena,
                      struct verify_reference_result *out, struct findings *f, struct d0 *d0, struct err *e);
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Replays a corpus through one fuzz target without a fuzzer, so that what a campaign found stays tested everywhere.
- * usage: replay_NAME DIRECTORY... ; every regular file is one input. Prints TAP.
+ * Replays a corpus through one fuzz target without a fuzzer, so that what a campaign found stays tested
+ * everywhere. usage: replay_NAME DIRECTORY... ; every regular file is one input. Prints TAP.
  */
 #include <dirent.h>
 #include <stdint.h>

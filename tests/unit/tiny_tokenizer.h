@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A tokenizer.json made in the test itself: <unk> <s> </s>, 256 byte tokens, the marker, a-z, a few merges. Llama's stages. Owns nothing; the
- * text goes into the caller's strbuf. 300 ids, so that any small model of at least that vocabulary can use it.
+ * A tokenizer.json made in the test itself: <unk> <s> </s>, 256 byte tokens, the marker, a-z, a few merges.
+ * Llama's stages. Owns nothing; the text goes into the caller's strbuf. 300 ids, so that any small model of
+ * at least that vocabulary can use it.
  */
 #ifndef TESTS_TINY_TOKENIZER_H
 #define TESTS_TINY_TOKENIZER_H
@@ -23,24 +24,30 @@ struct tiny_options {
 
 static inline void tiny_tokenizer(struct strbuf *b, const struct tiny_options *o)
 {
-    static const char *const merges[][2] = {{"t", "h"}, {"th", "e"}, {TINY_MARK, "the"}, {"a", "n"}, {"an", "d"},
-                                            {TINY_MARK, "and"}, {"l", "l"}, {"e", "ll"}, {"h", "ell"}, {"hell", "o"},
-                                            {"i", "n"}, {"in", "g"}};
+    static const char *const merges[][2] = {
+        {"t", "h"}, {"th", "e"}, {TINY_MARK, "the"}, {"a", "n"},    {"an", "d"}, {TINY_MARK, "and"},
+        {"l", "l"}, {"e", "ll"}, {"h", "ell"},       {"hell", "o"}, {"i", "n"},  {"in", "g"}};
     strbuf_puts(b, "{\"version\":\"1.0\",\"added_tokens\":[");
     static const char *const special[] = {"<unk>", "<s>", "</s>"};
     for (int i = 0; i < 3; i++)
-        strbuf_printf(b, "%s{\"id\":%d,\"content\":\"%s\",\"special\":true,\"normalized\":false}", i ? "," : "", i, special[i]);
+        strbuf_printf(b, "%s{\"id\":%d,\"content\":\"%s\",\"special\":true,\"normalized\":false}",
+                      i ? "," : "", i, special[i]);
     strbuf_puts(b, o->added ? o->added : "");
     strbuf_puts(b, "]");
-    strbuf_puts(b, o->replace ? o->replace
-                              : ",\"normalizer\":{\"type\":\"Sequence\",\"normalizers\":[{\"type\":\"Prepend\",\"prepend\":\"" TINY_MARK
-                                "\"},{\"type\":\"Replace\",\"pattern\":{\"String\":\" \"},\"content\":\"" TINY_MARK "\"}]},"
-                                "\"pre_tokenizer\":null,\"post_processor\":{\"type\":\"TemplateProcessing\",\"single\":["
-                                "{\"SpecialToken\":{\"id\":\"<s>\",\"type_id\":0}},{\"Sequence\":{\"id\":\"A\",\"type_id\":0}}],"
-                                "\"special_tokens\":{\"<s>\":{\"id\":\"<s>\",\"ids\":[1],\"tokens\":[\"<s>\"]}}},"
-                                "\"decoder\":{\"type\":\"Sequence\",\"decoders\":[{\"type\":\"Replace\",\"pattern\":{\"String\":\"" TINY_MARK
-                                "\"},\"content\":\" \"},{\"type\":\"ByteFallback\"},{\"type\":\"Fuse\"},"
-                                "{\"type\":\"Strip\",\"content\":\" \",\"start\":1,\"stop\":0}]}");
+    strbuf_puts(
+        b, o->replace
+               ? o->replace
+               : ",\"normalizer\":{\"type\":\"Sequence\",\"normalizers\":[{\"type\":\"Prepend\",\"prepend\":"
+                 "\"" TINY_MARK
+                 "\"},{\"type\":\"Replace\",\"pattern\":{\"String\":\" \"},\"content\":\"" TINY_MARK "\"}]},"
+                 "\"pre_tokenizer\":null,\"post_processor\":{\"type\":\"TemplateProcessing\",\"single\":["
+                 "{\"SpecialToken\":{\"id\":\"<s>\",\"type_id\":0}},{\"Sequence\":{\"id\":\"A\",\"type_id\":"
+                 "0}}],"
+                 "\"special_tokens\":{\"<s>\":{\"id\":\"<s>\",\"ids\":[1],\"tokens\":[\"<s>\"]}}},"
+                 "\"decoder\":{\"type\":\"Sequence\",\"decoders\":[{\"type\":\"Replace\",\"pattern\":{"
+                 "\"String\":\"" TINY_MARK
+                 "\"},\"content\":\" \"},{\"type\":\"ByteFallback\"},{\"type\":\"Fuse\"},"
+                 "{\"type\":\"Strip\",\"content\":\" \",\"start\":1,\"stop\":0}]}");
     strbuf_printf(b, ",\"model\":{\"type\":\"BPE\",\"unk_token\":\"<unk>\"%s,\"vocab\":{",
                   o->model ? o->model : ",\"byte_fallback\":true,\"fuse_unk\":true");
     int id = 0;
@@ -56,7 +63,8 @@ static inline void tiny_tokenizer(struct strbuf *b, const struct tiny_options *o
     strbuf_printf(b, ",\"x y\":%d,\"xy\":%d", id, id + 1);
     strbuf_puts(b, "},\"merges\":[");
     for (size_t i = 0; i < sizeof merges / sizeof *merges; i++)
-        strbuf_printf(b, o->pairs ? "%s[\"%s\",\"%s\"]" : "%s\"%s %s\"", i ? "," : "", merges[i][0], merges[i][1]);
+        strbuf_printf(b, o->pairs ? "%s[\"%s\",\"%s\"]" : "%s\"%s %s\"", i ? "," : "", merges[i][0],
+                      merges[i][1]);
     strbuf_puts(b, "]}}");
 }
 

@@ -1,0 +1,201 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The linear kernel against this machine's limits. In every round, one after the other: bandwidth of plain
+ * reads, peak of float32 fused multiply-adds, then the kernel at each shape; medians of ratios over rounds,
+ * since the bandwidth of shared machines changes within seconds. usage: bench_kernels [THREADS] [ROUNDS]
+ */
+#include <immintrin.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "base/hash.h"
+#include "base/thread.h"
+#include "kern/kern.h"
+
+#define BUFFER_BYTES ((size_t)512 << 20)
+#define MAX_ROUNDS   64
+
+struct machine {
+    struct pool *pool;
+    unsigned char *buffer; /* BUFFER_BYTES: read for bandwidth, sliced for weights */
+    double sums[64 * 16];
+};
+
+__attribute__((target("avx2"))) static void read_range(void *context, size_t first, size_t last,
+                                                       unsigned thread)
+{
+    struct machine *m = context;
+    __m256i a = _mm256_setzero_si256(), b = a, c = a, d = a;
+    for (size_t i = first; i + 128 <= last; i += 128) {
+        a = _mm256_xor_si256(a, _mm256_load_si256((const __m256i *)(m->buffer + i)));
+        b = _mm256_xor_si256(b, _mm256_load_si256((const __m256i *)(m->buffer + i + 32)));
+        c = _mm256_xor_si256(c, _mm256_load_si256((const __m256i *)(m->buffer + i + 64)));
+        d = _mm256_xor_si256(d, _mm256_load_si256((const __m256i *)(m->buffer + i + 96)));
+    }
+    a = _mm256_xor_si256(_mm256_xor_si256(a, b), _mm256_xor_si256(c, d));
+    m->sums[thread * 16] += (double)_mm256_extract_epi32(a, 0);
+}
+
+/* GB/s of reading the buffer once */
+static double measure_read(struct machine *m)
+{
+    uint64_t t = clock_ns();
+    pool_run(m->pool, BUFFER_BYTES, 1 << 20, read_range, m);
+    return (double)BUFFER_BYTES / (double)(clock_ns() - t);
+}
+
+#define FMA_LOOPS 4000000
+
+__attribute__((target("avx512f"))) static void fma_512(void *context, size_t first, size_t last,
+                                                       unsigned thread)
+{
+    struct machine *m = context;
+    __m512 x[12], a = _mm512_set1_ps(0.999f), b = _mm512_set1_ps(1e-3f);
+    for (int j = 0; j < 12; j++)
+        x[j] = _mm512_set1_ps((float)(j + (int)first));
+    for (size_t i = 0; i < FMA_LOOPS; i++)
+        for (int j = 0; j < 12; j++)
+            x[j] = _mm512_fmadd_ps(x[j], a, b);
+    for (int j = 0; j < 12; j++)
+        m->sums[thread * 16] += (double)_mm512_reduce_add_ps(x[j]) + (double)last;
+}
+
+__attribute__((target("avx2,fma"))) static void fma_256(void *context, size_t first, size_t last,
+                                                        unsigned thread)
+{
+    struct machine *m = context;
+    __m256 x[12], a = _mm256_set1_ps(0.999f), b = _mm256_set1_ps(1e-3f);
+    for (int j = 0; j < 12; j++)
+        x[j] = _mm256_set1_ps((float)(j + (int)first));
+    for (size_t i = 0; i < FMA_LOOPS; i++)
+        for (int j = 0; j < 12; j++)
+            x[j] = _mm256_fmadd_ps(x[j], a, b);
+    for (int j = 0; j < 12; j++)
+        m->sums[thread * 16] += (double)_mm256_cvtss_f32(x[j]) + (double)last;
+}
+
+/* GFLOP/s of independent fused multiply-adds on every thread */
+static double measure_fma(struct machine *m, enum kern_isa isa)
+{
+    unsigned n = pool_threads(m->pool);
+    uint64_t t = clock_ns();
+    pool_run(m->pool, n, 1, isa == KERN_AVX512 ? fma_512 : fma_256, m);
+    double lanes = isa == KERN_AVX512 ? 16 : 8;
+    return 2.0 * 12 * lanes * FMA_LOOPS * n / (double)(clock_ns() - t);
+}
+
+struct shape {
+    int64_t m, n, k, segments;
+    uint32_t dtype;
+};
+
+struct job {
+    const struct kern_variant *v;
+    struct kern_args args;
+};
+
+static void run_items(void *context, size_t first, size_t last, unsigned thread)
+{
+    struct job *j = context;
+    j->v->run(&j->args, first, last, thread);
+}
+
+/* One run of the kernel on weights that no cache holds (the slice moves through the buffer). Seconds. */
+static double measure_linear(struct machine *m, enum kern_isa isa, const struct shape *s, float *x,
+                             float *out, void *scratch, size_t at)
+{
+    size_t bytes = (size_t)(s->n * s->k) * (s->dtype == D0_F32 ? 4 : 2);
+    size_t slots = BUFFER_BYTES / bytes;
+    struct job j = {.v = kern_pick(D0_OP_LINEAR, s->dtype, isa)};
+    j.args = (struct kern_args){.in = {x, m->buffer + at % slots * bytes},
+                                .out = {out},
+                                .in_dtype = {D0_F32, s->dtype},
+                                .tokens = s->m,
+                                .n_rows = s->m,
+                                .k = s->k,
+                                .n = s->n,
+                                .segments = s->segments,
+                                .scratch = scratch,
+                                .scratch_bytes = 1 << 20};
+    uint64_t t = clock_ns();
+    pool_run(m->pool, j.v->items(&j.args), j.v->grain, run_items, &j);
+    return (double)(clock_ns() - t) * 1e-9;
+}
+
+static int by_value(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+static double median(double *v, int n)
+{
+    qsort(v, (size_t)n, sizeof *v, by_value);
+    return v[n / 2];
+}
+
+static const struct shape shapes[] = {
+    {1, 4096, 4096, 1, D0_BF16},   {1, 4096, 4096, 64, D0_BF16},  {1, 4096, 4096, 1, D0_F32},
+    {8, 4096, 4096, 1, D0_BF16},   {8, 4096, 4096, 64, D0_BF16},  {64, 4096, 4096, 1, D0_BF16},
+    {512, 4096, 4096, 1, D0_BF16}, {512, 4096, 4096, 8, D0_BF16}, {512, 4096, 4096, 64, D0_BF16},
+    {512, 4864, 896, 1, D0_BF16},
+};
+#define N_SHAPES (sizeof shapes / sizeof shapes[0])
+
+static void fill(struct machine *m)
+{
+    uint16_t *w = (uint16_t *)m->buffer; /* bf16 values near 1/64, also sane as float32 pairs */
+    for (size_t i = 0; i < BUFFER_BYTES / 2; i++)
+        w[i] = (uint16_t)(0x3C80 | (i * 2654435761u >> 25 & 0x807F));
+}
+
+int main(int argc, char **argv)
+{
+    unsigned threads = argc > 1 ? (unsigned)strtoul(argv[1], NULL, 10) : 2;
+    int rounds = argc > 2 ? (int)strtol(argv[2], NULL, 10) : 9;
+    rounds = rounds < 1 ? 1 : rounds > MAX_ROUNDS ? MAX_ROUNDS : rounds;
+    struct machine m = {0};
+    struct err e = {0};
+    enum kern_isa isa = kern_isa_best();
+    if (isa == KERN_REF || pool_open(&m.pool, threads ? threads : 1, &e) != ERR_OK)
+        return 3;
+    m.buffer = mmap(NULL, BUFFER_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    float *x = aligned_alloc(64, 512 * 4096 * 4), *out = aligned_alloc(64, 512 * 8192 * 4);
+    void *scratch = aligned_alloc(64, (size_t)threads << 20);
+    if (m.buffer == MAP_FAILED || !x || !out || !scratch)
+        return 3;
+    madvise(m.buffer, BUFFER_BYTES, MADV_HUGEPAGE);
+    fill(&m);
+    for (size_t i = 0; i < 512 * 4096; i++)
+        x[i] = (float)(rng_f64(1, i) - 0.5);
+    static double gbs[N_SHAPES][MAX_ROUNDS], of_read[N_SHAPES][MAX_ROUNDS], gf[N_SHAPES][MAX_ROUNDS],
+        of_peak[N_SHAPES][MAX_ROUNDS];
+    double reads[MAX_ROUNDS], peaks[MAX_ROUNDS];
+    for (int r = 0; r < rounds; r++) {
+        peaks[r] = measure_fma(&m, isa);
+        reads[r] = measure_read(&m);
+        for (size_t i = 0; i < N_SHAPES; i++) {
+            const struct shape *s = &shapes[i];
+            double read = measure_read(&m);
+            double t = measure_linear(&m, isa, s, x, out, scratch, (size_t)r * 7 + i);
+            gbs[i][r] = (double)(s->n * s->k) * (s->dtype == D0_F32 ? 4 : 2) / t * 1e-9;
+            gf[i][r] = 2.0 * (double)(s->m * s->n * s->k) / t * 1e-9;
+            of_read[i][r] = gbs[i][r] / read;
+            of_peak[i][r] = gf[i][r] / peaks[r];
+        }
+    }
+    printf("isa %s, %u threads, %d rounds: read %.1f GB/s, float32 FMA peak %.0f GFLOP/s (medians)\n",
+           kern_isa_name(isa), threads, rounds, median(reads, rounds), median(peaks, rounds));
+    printf("%4s %6s %6s %4s %5s %10s %9s %10s %9s\n", "M", "N", "K", "S", "type", "weightGB/s", "of read",
+           "GFLOP/s", "of peak");
+    for (size_t i = 0; i < N_SHAPES; i++) {
+        const struct shape *s = &shapes[i];
+        printf("%4d %6d %6d %4d %5s %10.1f %8.0f%% %10.0f %8.0f%%\n", (int)s->m, (int)s->n, (int)s->k,
+               (int)s->segments, s->dtype == D0_F32 ? "F32" : "BF16", median(gbs[i], rounds),
+               100 * median(of_read[i], rounds), median(gf[i], rounds), 100 * median(of_peak[i], rounds));
+    }
+    pool_close(m.pool);
+    return 0;
+}

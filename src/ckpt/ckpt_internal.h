@@ -1,0 +1,44 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Shared by the files of this room while a checkpoint is opened: what is known of each shard before findings
+ * are written.
+ */
+#ifndef CKPT_CKPT_INTERNAL_H
+#define CKPT_CKPT_INTERNAL_H
+
+#include "ckpt/ckpt.h"
+
+/* One cause, one finding: the fault of a shard is kept here until its consequences are counted. */
+struct shard_fault {
+    bool set;
+    enum finding_id id;
+    const char *evidence; /* in the scratch arena */
+    struct tally lost;    /* tensors that the index places here and that are nowhere */
+    uint64_t n_elsewhere; /* tensors that the index places here and that another shard holds */
+    struct tally twice;   /* tensors that an earlier shard holds, too */
+    uint32_t twice_with;  /* that shard, of the first one */
+    uint32_t n_not_used;  /* unindexed file: tensors that an indexed shard holds, too */
+};
+
+struct opening {
+    struct ckpt *c;
+    struct findings *f;
+    struct arena scratch; /* gone when ckpt_open returns */
+    char **names;         /* the directory */
+    size_t n_names;
+    struct ckpt_index index;    /* if c->has_index */
+    struct shard_fault *faults; /* parallel to c->shards */
+    struct st_file *files;      /* likewise: parsed headers */
+    bool contradicted;          /* index and shards disagree: a wrong total is no news then */
+};
+
+/* shards.c: the list of shards, and each one's header */
+int shards_collect(struct opening *o, struct err *e);
+int shards_parse(struct opening *o, struct err *e);
+
+/* inventory.c: all tensors by name, index against shards, and the findings of both */
+int inventory_build(struct opening *o, struct err *e);
+int inventory_check_index(struct opening *o, struct err *e);
+void inventory_report(struct opening *o);
+
+#endif

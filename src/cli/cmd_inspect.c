@@ -1,0 +1,126 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * day0 inspect: what a model is, from headers.
+ */
+#include "cli/cli.h"
+#include "preflight/preflight.h"
+
+static error_t parse(int key, char *arg, struct argp_state *state)
+{
+    struct common *c = state->input;
+    switch (key) {
+    case ARGP_KEY_INIT:
+        state->child_inputs[0] = c;
+        break;
+    case ARGP_KEY_ARG:
+        if (state->arg_num > 0)
+            argp_error(state, "one MODEL directory only");
+        c->model = arg;
+        break;
+    case ARGP_KEY_END:
+        if (!c->model)
+            argp_error(state, "a MODEL directory is needed");
+        break;
+    default:
+        return ARGP_ERR_UNKNOWN;
+    }
+    return 0;
+}
+
+static void print_degrees(const struct preflight_inspection *x)
+{
+    printf("\n");
+    struct table t;
+    table_init(&t, 3);
+    table_cell(&t, ">TP");
+    table_cell(&t, "layout");
+    table_cell(&t, "why");
+    for (size_t i = 0; i < x->n_degrees; i++) {
+        const struct plan_degree *d = &x->degrees[i];
+        table_cell(&t, "%u", d->tp);
+        table_cell(&t, "%s", !d->legal ? "not possible" : d->exact ? "exact" : "not bit-exact");
+        table_cell(&t, "%s", d->reason);
+    }
+    table_print(&t, stdout);
+    table_release(&t);
+}
+
+static void print_people(const struct preflight_inspection *x)
+{
+    char a[32], b[32];
+    printf("%s (%s), described by %s (%s, sha256 %.16s)\n", x->architecture, x->model_type, x->arch_file,
+           x->arch_origin, x->arch_sha256);
+    printf("parameters    %s in %llu tensors, %llu files, %s\n", format_count(x->parameters, a, sizeof a),
+           (unsigned long long)x->n_tensors, (unsigned long long)x->n_shards,
+           format_bytes(x->weight_bytes, b, sizeof b));
+    printf("types        ");
+    for (size_t i = 0; i < x->n_dtypes; i++)
+        printf(" %s %s%s", x->dtypes[i].dtype ? dtype_name(x->dtypes[i].dtype) : "unknown",
+               format_bytes(x->dtypes[i].bytes, a, sizeof a), i + 1 < x->n_dtypes ? "," : "\n");
+    printf("shape         %lld layers, hidden %lld, intermediate %lld, %lld heads (%lld for keys and values) "
+           "of %lld, vocabulary %lld%s\n",
+           (long long)x->n_layers, (long long)x->hidden, (long long)x->intermediate, (long long)x->n_heads,
+           (long long)x->n_kv_heads, (long long)x->head_dim, (long long)x->vocab,
+           x->tied_embeddings ? ", tied embeddings" : "");
+    printf("context       %lld tokens; KV %s per token (%s)\n", (long long)x->context_limit,
+           format_bytes(x->kv_bytes_per_token, a, sizeof a), dtype_name(x->kv_dtype));
+    printf("operators    ");
+    for (size_t i = 0; i < x->n_operators; i++)
+        printf(" %s %llu%s", x->operators[i].name, (unsigned long long)x->operators[i].count,
+               i + 1 < x->n_operators ? "," : "\n");
+    printf("manifest      sha256 %s\n", x->manifest_sha256);
+    print_degrees(x);
+}
+
+static int print_all(const struct common *c, struct ckpt *ckpt, const struct spec *spec,
+                     const struct findings *f, struct err *e)
+{
+    if (!spec) {
+        if (c->json) {
+            struct strbuf text = STRBUF_INIT;
+            struct json_writer w;
+            json_writer_init(&w, &text, true);
+            preflight_write_check(PREFLIGHT_FAIL, f, 0, &w);
+            return cli_print(&text, EXIT_CHECK_FAILED);
+        }
+        cli_print_findings(f);
+        return EXIT_CHECK_FAILED;
+    }
+    struct preflight_inspection x;
+    int rc = preflight_inspect(ckpt, spec, &x, e);
+    if (rc != ERR_OK)
+        return rc;
+    if (c->json) {
+        struct strbuf text = STRBUF_INIT;
+        struct json_writer w;
+        json_writer_init(&w, &text, true);
+        preflight_write_inspection(&x, &w);
+        return cli_print(&text, EXIT_PASSED);
+    }
+    print_people(&x);
+    return EXIT_PASSED;
+}
+
+int cmd_inspect(struct d0 *d0, int argc, char **argv)
+{
+    static const struct argp_child children[] = {{&common_argp, 0, NULL, 0}, {0}};
+    static const struct argp argp = {NULL,     parse, "MODEL", "What a model is, from headers.",
+                                     children, NULL,  NULL};
+    struct common c = {.d0 = d0};
+    cli_parse(&argp, argc, argv, &c);
+    struct findings f;
+    findings_init(&f, &d0->mem);
+    struct err e = {0};
+    struct ckpt *ckpt = NULL;
+    struct spec *spec = NULL;
+    struct spec_options so = {.arch_path = c.arch};
+    int rc = ckpt_open(&ckpt, c.model, &f, d0, &e);
+    if (rc == ERR_OK)
+        rc = spec_open(&spec, ckpt, &so, &f, d0, &e);
+    if (rc == ERR_OK)
+        rc = print_all(&c, ckpt, spec, &f, &e);
+    spec_close(spec);
+    ckpt_close(ckpt);
+    findings_release(&f);
+    return rc < 0 ? cli_error(&c, &e) : rc;
+}

@@ -1,0 +1,52 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Private to engine: the inside of an engine, shared by opening and stepping.
+ */
+#ifndef ENGINE_ENGINE_INTERNAL_H
+#define ENGINE_ENGINE_INTERNAL_H
+
+#include "engine/engine.h"
+
+#define ENGINE_MAX_HIDDEN 8
+#define ENGINE_WAIT_NS    UINT64_C(600000000000)
+
+struct hidden_input {
+    uint32_t value;
+    int64_t width;
+    size_t n_set; /* rows set for the next step; 0: none */
+};
+
+struct engine {
+    struct dev *dev;
+    struct mem *mem;
+    struct graph *graph;
+    struct arena arena; /* the arrays below */
+    struct engine_limits limits;
+    struct d0_exec *exec;
+    struct d0_queue *queue;
+    struct d0_buffer **own; /* by value id: inputs and states */
+    uint64_t kv_bytes;
+    bool has_state;
+    struct hidden_input hidden[ENGINE_MAX_HIDDEN];
+    uint32_t n_hidden;
+    uint32_t *probes; /* value ids */
+    size_t n_probes;
+    uint32_t result; /* value id */
+    uint32_t width;  /* of a result row */
+    bool logits;     /* the result is [R, vocabulary] */
+
+    /* this step */
+    int32_t *ids, *positions, *seq_of, *table, *rows; /* [T], [T], [T], [B*P], [R] */
+    float *logit_rows;                                /* [max_rows, width] */
+    uint64_t logit_bytes;
+    struct sampler_scratch scratch;
+    uint64_t *page_writer; /* [n_pages] n_steps << 32 | sequence that wrote it last */
+    uint64_t n_steps;
+    struct d0_step_dims dims;
+    bool ran;
+};
+
+/* Host array of an input by role, and how many int32 of it this step uses. */
+const int32_t *engine_input(const struct engine *x, uint32_t role, size_t *n);
+
+#endif

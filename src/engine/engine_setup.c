@@ -1,0 +1,301 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Owns: opening an engine: the graph's copy and plan, KV pages, input buffers, the compiled part with
+ * everything bound. Refuses: to leave anything for the first step: after open no step allocates.
+ */
+#include "engine/engine_internal.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define POISON_BYTES 65536u
+
+/* ---- reading the graph --------------------------------------------------------------------------------- */
+
+static bool dims_are(const struct d0_value *v, uint32_t dtype, uint32_t n_dims, int64_t d0, int64_t d1)
+{
+    return v->dtype == dtype && v->n_dims == n_dims && v->dims[0] == d0 &&
+           (n_dims < 2 || d1 == 0 || v->dims[1] == d1);
+}
+
+static int check_input(struct engine *x, uint32_t id, struct err *e)
+{
+    const struct d0_value *v = &x->graph->values[id];
+    bool fits = false;
+    switch (v->role) {
+    case D0_INPUT_IDS:
+    case D0_INPUT_POSITIONS:
+    case D0_INPUT_SEQ_OF:
+        fits = dims_are(v, D0_I32, 1, D0_DIM_TOKENS, 0);
+        break;
+    case D0_INPUT_PAGE_TABLE:
+        fits = dims_are(v, D0_I32, 2, D0_DIM_SEQS, D0_DIM_PAGES);
+        break;
+    case D0_INPUT_ROWS:
+        fits = dims_are(v, D0_I32, 1, D0_DIM_ROWS, 0);
+        break;
+    case D0_INPUT_HIDDEN:
+        fits = dims_are(v, D0_F32, 2, D0_DIM_TOKENS, 0) && v->dims[1] > 0 && x->n_hidden < ENGINE_MAX_HIDDEN;
+        if (fits)
+            x->hidden[x->n_hidden++] = (struct hidden_input){.value = id, .width = v->dims[1]};
+        break;
+    default:
+        break;
+    }
+    if (!fits)
+        return err_set(e, ERR_UNSUPPORTED, "input %s of role %u has a shape that the engine cannot fill",
+                       x->graph->info[id].name, v->role);
+    return ERR_OK;
+}
+
+/* States are pages [n_pages, heads, page_tokens, dim]; all layers share one page table, so one page size. */
+static int check_state(struct engine *x, uint32_t id, struct err *e)
+{
+    struct d0_value *v = &x->graph->values[id];
+    if (v->n_dims != 4 || v->dims[1] <= 0 || v->dims[2] <= 0 || v->dims[2] > 65536 || v->dims[3] <= 0)
+        return err_set(e, ERR_UNSUPPORTED, "state %s is not made of pages", x->graph->info[id].name);
+    if (x->has_state && v->dims[2] != x->limits.page_tokens)
+        return err_set(e, ERR_MISMATCH, "state %s has pages of %lld tokens, others of %u",
+                       x->graph->info[id].name, (long long)v->dims[2], x->limits.page_tokens);
+    x->has_state = true;
+    x->limits.page_tokens = (uint32_t)v->dims[2];
+    v->dims[0] = x->limits.n_pages;
+    return ERR_OK;
+}
+
+static int check_values(struct engine *x, struct err *e)
+{
+    for (uint32_t i = 0; i < x->graph->n_values; i++) {
+        uint32_t kind = x->graph->values[i].kind;
+        int rc = kind == D0_VALUE_INPUT   ? check_input(x, i, e)
+                 : kind == D0_VALUE_STATE ? check_state(x, i, e)
+                                          : ERR_OK;
+        if (rc != ERR_OK)
+            return rc;
+    }
+    return ERR_OK;
+}
+
+static int find_result(struct engine *x, struct err *e)
+{
+    x->result = graph_result(x->graph);
+    if (x->result == D0_NO_VALUE)
+        return err_set(e, ERR_INVALID, "the graph has no result");
+    const struct d0_value *v = &x->graph->values[x->result];
+    if (v->dtype != D0_F32 || v->n_dims != 2 || v->dims[1] <= 0 || v->dims[1] > INT32_MAX)
+        return err_set(e, ERR_UNSUPPORTED, "the result of the graph is not float32 [rows, width]");
+    x->width = (uint32_t)v->dims[1];
+    x->logits = v->dims[0] == D0_DIM_ROWS;
+    /* legal ids: rows of the embedding and columns of the head, where the graph has them */
+    x->limits.vocab = x->logits ? x->width : 0;
+    for (uint32_t i = 0; i < x->graph->n_nodes; i++) {
+        const struct d0_node *n = &x->graph->nodes[i];
+        if (n->op != D0_OP_EMBED || n->inputs[1] >= x->graph->n_values)
+            continue;
+        int64_t rows = x->graph->values[n->inputs[1]].dims[0];
+        if (rows > 0 && rows <= INT32_MAX && (!x->limits.vocab || rows < x->limits.vocab))
+            x->limits.vocab = (uint32_t)rows;
+    }
+    return ERR_OK;
+}
+
+static int check_limits(const struct engine_limits *l, struct err *e)
+{
+    const struct {
+        const char *name;
+        uint32_t value;
+    } f[] = {{"max_tokens", l->max_tokens},
+             {"max_seqs", l->max_seqs},
+             {"max_rows", l->max_rows},
+             {"max_pages_per_seq", l->max_pages_per_seq},
+             {"n_pages", l->n_pages}};
+    for (size_t i = 0; i < ARRAY_LEN(f); i++)
+        if (f[i].value == 0 || f[i].value > INT32_MAX)
+            return err_set(e, ERR_INVALID, "engine: %s is %u, must be 1..%d", f[i].name, f[i].value,
+                           INT32_MAX);
+    return ERR_OK;
+}
+
+static int plan_graph(struct engine *x, const struct graph *g, const struct engine_options *o, struct err *e)
+{
+    int rc = check_limits(&x->limits, e);
+    if (rc == ERR_OK)
+        rc = graph_copy(g, &x->graph, e);
+    if (rc == ERR_OK)
+        rc = check_values(x, e);
+    if (rc == ERR_OK)
+        rc = find_result(x, e);
+    if (rc == ERR_OK)
+        rc = graph_verify(x->graph, e);
+    const int64_t dims[D0_N_DIMS] = {x->limits.max_tokens, x->limits.max_seqs, x->limits.max_rows,
+                                     x->limits.max_pages_per_seq};
+    return rc == ERR_OK ? graph_plan_memory(x->graph, dims, o->probes, e) : rc;
+}
+
+/* ---- memory -------------------------------------------------------------------------------------------- */
+
+static int make_arrays(struct engine *x, bool probes, struct err *e)
+{
+    const struct engine_limits *l = &x->limits;
+    struct arena *a = &x->arena;
+    x->own = arena_alloc_n(a, x->graph->n_values + (size_t)1, sizeof(struct d0_buffer *));
+    x->ids = arena_alloc_n(a, l->max_tokens, sizeof(int32_t));
+    x->positions = arena_alloc_n(a, l->max_tokens, sizeof(int32_t));
+    x->seq_of = arena_alloc_n(a, l->max_tokens, sizeof(int32_t));
+    x->table = arena_alloc_n(a, (size_t)l->max_seqs * l->max_pages_per_seq, sizeof(int32_t));
+    x->rows = arena_alloc_n(a, l->max_rows, sizeof(int32_t));
+    x->page_writer = arena_alloc_n(a, l->n_pages, sizeof(uint64_t));
+    x->probes = arena_alloc_n(a, x->graph->n_values + (size_t)1, sizeof(uint32_t));
+    uint32_t sampled = x->logits ? x->width : 1;
+    x->scratch.values = arena_alloc_n(a, sampled, sizeof(float));
+    x->scratch.ids = arena_alloc_n(a, sampled, sizeof(int32_t));
+    if (!x->own || !x->ids || !x->positions || !x->seq_of || !x->table || !x->rows || !x->page_writer ||
+        !x->probes || !x->scratch.values || !x->scratch.ids)
+        return err_set(e, ERR_NOMEM, "engine: out of memory for a step of %u tokens and %u sequences",
+                       l->max_tokens, l->max_seqs);
+    if (x->logits) {
+        if (!mul_u64((uint64_t)l->max_rows * x->width, sizeof(float), &x->logit_bytes) ||
+            x->logit_bytes > PTRDIFF_MAX || !(x->logit_rows = malloc(x->logit_bytes))) {
+            x->logit_bytes = 0;
+            return err_set(e, ERR_NOMEM, "engine: out of memory for %u rows of %u logits", l->max_rows,
+                           x->width);
+        }
+        mem_account(x->mem, MEM_SCRATCH, (int64_t)x->logit_bytes);
+    }
+    for (uint32_t i = 0; probes && i < x->graph->n_values; i++)
+        if (x->graph->info[i].probe && x->graph->values[i].kind == D0_VALUE_OUTPUT)
+            x->probes[x->n_probes++] = i;
+    return ERR_OK;
+}
+
+/* All ones is NaN in every float type that pages may have. */
+static int poison_pages(struct engine *x, struct d0_buffer *b, uint64_t bytes, struct err *e)
+{
+    unsigned char *ones = malloc(POISON_BYTES);
+    if (!ones)
+        return err_set(e, ERR_NOMEM, "engine: out of memory");
+    memset(ones, 0xff, POISON_BYTES);
+    int rc = ERR_OK;
+    for (uint64_t at = 0; rc == ERR_OK && at < bytes; at += POISON_BYTES) {
+        uint64_t n = bytes - at < POISON_BYTES ? bytes - at : POISON_BYTES;
+        rc = dev_copy_in(x->dev, x->queue, b, at, ones, n, e);
+    }
+    if (rc == ERR_OK)
+        rc = dev_wait(x->dev, x->queue, ENGINE_WAIT_NS, e);
+    free(ones);
+    return rc;
+}
+
+static int make_buffer(struct engine *x, uint32_t id, bool poison, struct err *e)
+{
+    const struct d0_value *v = &x->graph->values[id];
+    uint64_t bytes;
+    if (!value_bytes(v, x->graph->max_dims, &bytes))
+        return err_set(e, ERR_LIMIT, "%s is too large to address", x->graph->info[id].name);
+    int rc = dev_buffer(x->dev, bytes, &x->own[id], e);
+    if (rc != ERR_OK || v->kind != D0_VALUE_STATE)
+        return rc;
+    x->kv_bytes += bytes;
+    if (x->dev->host_memory)
+        mem_account(x->mem, MEM_KV, (int64_t)bytes);
+    return poison ? poison_pages(x, x->own[id], bytes, e) : ERR_OK;
+}
+
+static int make_buffers(struct engine *x, bool poison, struct err *e)
+{
+    int rc = dev_queue(x->dev, &x->queue, e);
+    for (uint32_t i = 0; rc == ERR_OK && i < x->graph->n_values; i++) {
+        uint32_t kind = x->graph->values[i].kind;
+        if (kind == D0_VALUE_INPUT || kind == D0_VALUE_STATE)
+            rc = make_buffer(x, i, poison, e);
+    }
+    if (rc == ERR_NOMEM)
+        err_ctx(e, "while making %u KV pages of %u tokens and the inputs", x->limits.n_pages,
+                x->limits.page_tokens);
+    return rc;
+}
+
+static int bind_all(struct engine *x, const struct weights *w, struct err *e)
+{
+    for (uint32_t i = 0; i < x->graph->n_values; i++) {
+        struct d0_buffer *b = x->own[i];
+        uint32_t kind = x->graph->values[i].kind;
+        if (kind == D0_VALUE_WEIGHT) {
+            b = w && i < w->n_values ? w->buffers[i] : NULL;
+            if (!b)
+                return err_set(e, ERR_INVALID, "weight %s was not loaded", x->graph->info[i].name);
+        }
+        int rc = b ? dev_bind(x->dev, x->exec, i, b, 0, e) : ERR_OK;
+        if (rc != ERR_OK) {
+            err_ctx(e, "while binding %s", x->graph->info[i].name);
+            return rc;
+        }
+    }
+    return ERR_OK;
+}
+
+static int compile_graph(struct engine *x, struct err *e)
+{
+    struct d0_part part;
+    graph_part(x->graph, &part);
+    int rc = dev_compile(x->dev, &part, &x->exec, e);
+    if (rc != ERR_OK)
+        err_ctx(e, "while compiling a graph of %u nodes", part.n_nodes);
+    return rc;
+}
+
+int engine_open(struct engine **out, struct dev *dev, const struct graph *g, const struct weights *w,
+                const struct engine_options *o, struct err *e)
+{
+    struct engine *x = calloc(1, sizeof(*x));
+    if (!x)
+        return err_set(e, ERR_NOMEM, "engine: out of memory");
+    x->dev = dev;
+    x->mem = o->mem;
+    x->limits = o->limits;
+    arena_init(&x->arena, o->mem, MEM_SCRATCH);
+    int rc = plan_graph(x, g, o, e);
+    if (rc == ERR_OK)
+        rc = make_arrays(x, o->probes, e);
+    if (rc == ERR_OK)
+        rc = make_buffers(x, o->poison, e);
+    if (rc == ERR_OK)
+        rc = compile_graph(x, e);
+    if (rc == ERR_OK)
+        rc = bind_all(x, w, e);
+    if (rc != ERR_OK) {
+        engine_close(x);
+        return rc;
+    }
+    *out = x;
+    return ERR_OK;
+}
+
+void engine_close(struct engine *x)
+{
+    if (!x)
+        return;
+    dev_exec_free(x->dev, x->exec);
+    for (uint32_t i = 0; x->own && i < x->graph->n_values; i++)
+        dev_buffer_free(x->dev, x->own[i]);
+    if (x->dev->host_memory)
+        mem_account(x->mem, MEM_KV, -(int64_t)x->kv_bytes);
+    dev_queue_free(x->dev, x->queue);
+    mem_account(x->mem, MEM_SCRATCH, -(int64_t)x->logit_bytes);
+    free(x->logit_rows);
+    arena_release(&x->arena);
+    if (x->graph)
+        graph_free(x->graph);
+    free(x);
+}
+
+const struct engine_limits *engine_limits(const struct engine *x)
+{
+    return &x->limits;
+}
+
+void engine_memory(const struct engine *x, uint64_t *kv, uint64_t *scratch)
+{
+    *kv = x->kv_bytes;
+    *scratch = x->graph->scratch_bytes;
+}

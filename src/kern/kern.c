@@ -1,0 +1,169 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The variant table: which kernels exist, which this processor runs, which one is picked. Nothing is cached:
+ * a pick is a scan of a constant table.
+ */
+#include "kern/kern.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "kern/kern_table.h"
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
+static const char *const isa_names[KERN_N_ISA] = {"ref", "avx2", "avx512"};
+
+const char *kern_isa_name(enum kern_isa isa)
+{
+    return isa < KERN_N_ISA ? isa_names[isa] : "?";
+}
+
+#if defined(__x86_64__)
+/* clang 14 does not know this feature's name in __builtin_cpu_supports */
+static bool has_f16c(void)
+{
+    unsigned a, b, c, d;
+    return __get_cpuid(1, &a, &b, &c, &d) && (c >> 29 & 1);
+}
+#endif
+
+bool kern_isa_available(enum kern_isa isa)
+{
+#if defined(__x86_64__)
+    if (isa == KERN_AVX2)
+        return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c();
+    if (isa == KERN_AVX512)
+        return kern_isa_available(KERN_AVX2) && __builtin_cpu_supports("avx512f") &&
+               __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+               __builtin_cpu_supports("avx512dq");
+#endif
+    return isa == KERN_REF;
+}
+
+enum kern_isa kern_isa_best(void)
+{
+    enum kern_isa best = KERN_REF;
+    for (int i = KERN_REF; i < KERN_N_ISA; i++)
+        if (kern_isa_available((enum kern_isa)i))
+            best = (enum kern_isa)i;
+    return best;
+}
+
+int kern_isa_parse(const char *name, enum kern_isa *out)
+{
+    if (!strcmp(name, "fast")) {
+        *out = kern_isa_best();
+        return ERR_OK;
+    }
+    for (int i = 0; i < KERN_N_ISA; i++)
+        if (!strcmp(name, isa_names[i])) {
+            *out = (enum kern_isa)i;
+            return ERR_OK;
+        }
+    return ERR_INVALID;
+}
+
+static const struct kern_table *const tables[] = {
+    &kern_ref_table,
+#if defined(__x86_64__)
+    &kern_table_of_avx2,
+    &kern_table_of_avx512,
+#endif
+};
+
+const struct kern_variant *kern_pick(uint32_t op, uint32_t dtype, enum kern_isa isa)
+{
+    const struct kern_variant *best = NULL;
+    for (size_t t = 0; t < ARRAY_LEN(tables); t++)
+        for (size_t i = 0; i < tables[t]->n; i++) {
+            const struct kern_variant *v = &tables[t]->variants[i];
+            if (v->op == op && (v->dtype == 0 || v->dtype == dtype) && v->isa <= isa &&
+                kern_isa_available(v->isa) && (!best || v->isa > best->isa))
+                best = v;
+        }
+    return best;
+}
+
+size_t kern_n_variants(void)
+{
+    size_t n = 0;
+    for (size_t t = 0; t < ARRAY_LEN(tables); t++)
+        n += tables[t]->n;
+    return n;
+}
+
+const struct kern_variant *kern_variant_at(size_t i)
+{
+    for (size_t t = 0; t < ARRAY_LEN(tables); t++) {
+        if (i < tables[t]->n)
+            return &tables[t]->variants[i];
+        i -= tables[t]->n;
+    }
+    return NULL;
+}
+
+int kern_dtype_input(uint32_t op)
+{
+    switch (op) {
+    case D0_OP_EMBED:
+    case D0_OP_LINEAR:
+    case D0_OP_RMS_NORM:
+    case D0_OP_ATTENTION:
+        return 1;
+    case D0_OP_KV_STORE:
+        return 2;
+    default:
+        return -1;
+    }
+}
+
+size_t kern_items_rows(const struct kern_args *a)
+{
+    return (size_t)a->n_rows;
+}
+
+size_t kern_items_columns(const struct kern_args *a)
+{
+    return a->n_rows > 0 ? (size_t)a->n : 0;
+}
+
+size_t kern_items_heads(const struct kern_args *a)
+{
+    return (size_t)(a->n_rows * a->heads);
+}
+
+size_t kern_items_elements(const struct kern_args *a)
+{
+    return (size_t)(a->n_rows * a->n);
+}
+
+uint32_t kern_segments(uint64_t k, uint64_t quantum)
+{
+    uint32_t s = 64;
+    while (s > 1 && (k % s || k / s % quantum))
+        s /= 2;
+    return s;
+}
+
+double kern_log_sum_exp(const float *x, size_t n, uint32_t segments)
+{
+    if (segments == 0 || segments > 64 || n % segments)
+        segments = 1;
+    float top = -INFINITY;
+    for (size_t i = 0; i < n; i++)
+        top = x[i] > top ? x[i] : top;
+    float part[64];
+    for (uint32_t s = 0; s < segments; s++) {
+        double sum = 0;
+        for (size_t i = n / segments * s; i < n / segments * (s + 1); i++)
+            sum += exp((double)x[i] - (double)top);
+        part[s] = (float)sum;
+    }
+    for (uint32_t width = segments; width > 1; width /= 2)
+        for (uint32_t s = 0; s < width / 2; s++)
+            part[s] = part[2 * s] + part[2 * s + 1];
+    return (double)top + log((double)part[0]);
+}

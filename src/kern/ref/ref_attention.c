@@ -1,0 +1,131 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Definitions of the operators that know positions: rope_table, rope, kv_store, attention. Only live keys are
+ * read: what lies in free slots never matters.
+ */
+#include <math.h>
+
+#include "kern/ref/ref.h"
+
+void ref_rope_table(const struct kern_args *a, size_t first, size_t last, unsigned thread)
+{
+    (void)thread;
+    const int32_t *positions = a->in[0]; /* [T] */
+    const float *inv_freq = a->in[1];    /* [n / 2] */
+    float *out = a->out[0];              /* [T, n]: cosines, then sines */
+    size_t half = (size_t)a->n / 2;
+    float factor = a->factor != 0 ? (float)a->factor : 1.0f;
+    for (size_t t = first; t < last; t++)
+        for (size_t j = 0; j < half; j++) {
+            float angle = (float)positions[t] * inv_freq[j];
+            out[t * 2 * half + j] = cosf(angle) * factor;
+            out[t * 2 * half + half + j] = sinf(angle) * factor;
+        }
+}
+
+void ref_rope(const struct kern_args *a, size_t first, size_t last, unsigned thread)
+{
+    (void)thread;
+    const float *x = a->in[0];     /* [T, k]: heads of `dim` values */
+    const float *table = a->in[1]; /* [T, 2 * half] */
+    float *out = a->out[0];
+    size_t k = (size_t)a->k, dim = (size_t)a->dim, half = (size_t)a->table_width / 2,
+           offset = (size_t)a->offset;
+    for (size_t t = first; t < last; t++) {
+        memcpy(out + t * k, x + t * k, k * sizeof *out);
+        const float *c = table + t * 2 * half, *s = c + half;
+        for (size_t h = 0; h + dim <= k; h += dim)
+            for (size_t j = 0; j < half; j++) {
+                size_t p = t * k + h + offset + (a->style ? 2 * j : j), q = a->style ? p + 1 : p + half;
+                double u = (double)x[p], v = (double)x[q];
+                out[p] = (float)(u * (double)c[j] - v * (double)s[j]);
+                out[q] = (float)(v * (double)c[j] + u * (double)s[j]);
+            }
+    }
+}
+
+void ref_kv_store(const struct kern_args *a, size_t first, size_t last, unsigned thread)
+{
+    (void)thread;
+    const float *k = a->in[0], *v = a->in[1]; /* [T, kv_heads * dim], [T, kv_heads * v_dim] */
+    const int32_t *positions = a->in[4], *seq_of = a->in[5], *page_table = a->in[6];
+    size_t heads = (size_t)a->kv_heads,
+           dims[2] = {(size_t)a->dim, a->v_dim ? (size_t)a->v_dim : (size_t)a->dim};
+    for (size_t t = first; t < last; t++) {
+        int64_t page = ref_page(a, page_table, seq_of[t], positions[t]);
+        if (page < 0)
+            continue; /* attention makes the row NaN */
+        size_t slot = (size_t)(positions[t] % a->page_tokens), tokens = (size_t)a->page_tokens;
+        for (int side = 0; side < 2; side++) {
+            const float *x = side ? v : k;
+            size_t width = a->in_dtype[2 + side] == D0_F32 ? 4 : 2, d = dims[side];
+            for (size_t h = 0; h < heads; h++) {
+                size_t at = (((size_t)page * heads + h) * tokens + slot) * d;
+                tensor_from_f32(x + (t * heads + h) * d, d, a->in_dtype[2 + side],
+                                (unsigned char *)a->state[side] + at * width);
+            }
+        }
+    }
+}
+
+struct online {
+    float top; /* largest score so far */
+    double sum;
+};
+
+/* One block of keys [from, to) of one head: scores, then the running maximum, sum and weighted values. */
+static void attend_block(const struct kern_args *a, const float *q, size_t page_head, size_t from, size_t to,
+                         struct online *o, double *acc)
+{
+    size_t dim = (size_t)a->dim, v_dim = a->v_dim ? (size_t)a->v_dim : dim, tokens = (size_t)a->page_tokens;
+    float scores[KERN_MAX_PAGE_TOKENS];
+    float top = o->top;
+    for (size_t i = from; i < to; i++) {
+        double dot = 0;
+        for (size_t d = 0; d < dim; d++)
+            dot +=
+                (double)q[d] * (double)ref_load(a->in[1], a->in_dtype[1], (page_head * tokens + i) * dim + d);
+        scores[i] = (float)(dot * a->scale);
+        top = scores[i] > top || isnan(scores[i]) ? scores[i] : top;
+    }
+    double shrink = o->top == -INFINITY ? 0 : exp((double)o->top - (double)top);
+    o->sum *= shrink;
+    for (size_t d = 0; d < v_dim; d++)
+        acc[d] *= shrink;
+    for (size_t i = from; i < to; i++) {
+        double p = exp((double)scores[i] - (double)top);
+        o->sum += p;
+        for (size_t d = 0; d < v_dim; d++)
+            acc[d] += p * (double)ref_load(a->in[2], a->in_dtype[2], (page_head * tokens + i) * v_dim + d);
+    }
+    o->top = top;
+}
+
+void ref_attention(const struct kern_args *a, size_t first, size_t last, unsigned thread)
+{
+    const float *q = a->in[0]; /* [T, heads * dim] */
+    const int32_t *positions = a->in[3], *seq_of = a->in[4], *page_table = a->in[5];
+    float *out = a->out[0]; /* [T, heads * v_dim] */
+    size_t heads = (size_t)a->heads, kv_heads = (size_t)a->kv_heads, dim = (size_t)a->dim,
+           v_dim = a->v_dim ? (size_t)a->v_dim : dim;
+    int64_t tokens = a->page_tokens;
+    double *acc = (double *)((unsigned char *)a->scratch + (size_t)thread * a->scratch_bytes); /* [v_dim] */
+    for (size_t item = first; item < last; item++) {
+        size_t t = item / heads, h = item % heads;
+        int64_t p = positions[t], begin = a->window > 0 && p >= a->window ? p - a->window + 1 : 0;
+        struct online o = {.top = -INFINITY};
+        bool live = p >= 0;
+        memset(acc, 0, v_dim * sizeof *acc);
+        for (int64_t block = begin / tokens; live && block <= p / tokens; block++) {
+            int64_t page = ref_page(a, page_table, seq_of[t], block * tokens),
+                    from = block * tokens > begin ? 0 : begin - block * tokens;
+            int64_t to = p - block * tokens + 1 < tokens ? p - block * tokens + 1 : tokens;
+            live = page >= 0;
+            if (live)
+                attend_block(a, q + (t * heads + h) * dim, (size_t)page * kv_heads + h * kv_heads / heads,
+                             (size_t)from, (size_t)to, &o, acc);
+        }
+        for (size_t d = 0; d < v_dim; d++)
+            out[(t * heads + h) * v_dim + d] = live ? (float)(acc[d] / o.sum) : NAN;
+    }
+}

@@ -1,0 +1,117 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Definitions of the operators that work on rows: embed, linear, rms_norm, add, glu, gather_rows. Plain
+ * loops; long sums in float64.
+ */
+#include <math.h>
+#include <string.h>
+
+#include "kern/ref/ref.h"
+
+void ref_embed(const struct kern_args *a, size_t first, size_t last, unsigned thread)
+{
+    (void)thread;
+    const int32_t *ids = a->in[0];         /* [T] */
+    const unsigned char *table = a->in[1]; /* [V, n] */
+    float *out = a->out[0];                /* [T, n] */
+    for (size_t t = first; t < last; t++) {
+        float *row = out + t * (size_t)a->n;
+        bool known = ids[t] >= 0 && ids[t] < a->vocab;
+        size_t at = known ? (size_t)ids[t] * (size_t)a->n : 0;
+        for (size_t i = 0; i < (size_t)a->n; i++)
+            row[i] = known ? ref_load(table, a->in_dtype[1], at + i) : NAN;
+    }
+}
+
+float ref_tree_sum(float *part, size_t n)
+{
+    for (size_t width = n; width > 1; width /= 2)
+        for (size_t s = 0; s < width / 2; s++)
+            part[s] = part[2 * s] + part[2 * s + 1];
+    return part[0];
+}
+
+void ref_linear(const struct kern_args *a, size_t first, size_t last, unsigned thread)
+{
+    (void)thread;
+    const float *x = a->in[0];            /* [n_rows, k] */
+    const unsigned char *w = a->in[1];    /* [n, k] */
+    const unsigned char *bias = a->in[2]; /* [n] or NULL */
+    float *out = a->out[0];               /* [n_rows, n] */
+    size_t k = (size_t)a->k, n_segments = a->segments > 1 ? (size_t)a->segments : 1, length = k / n_segments;
+    for (size_t t = 0; t < (size_t)a->n_rows; t++)
+        for (size_t j = first; j < last; j++) {
+            float part[64];
+            for (size_t s = 0; s < n_segments; s++) {
+                double sum = 0;
+                for (size_t i = s * length; i < (s + 1) * length; i++)
+                    sum += (double)x[t * k + i] * (double)ref_load(w, a->in_dtype[1], j * k + i);
+                part[s] = (float)sum;
+            }
+            float y = ref_tree_sum(part, n_segments);
+            out[t * (size_t)a->n + j] = bias ? y + ref_load(bias, a->in_dtype[2], j) : y;
+        }
+}
+
+void ref_rms_norm(const struct kern_args *a, size_t first, size_t last, unsigned thread)
+{
+    (void)thread;
+    const float *x = a->in[0];         /* [n_rows, k] */
+    const unsigned char *w = a->in[1]; /* [dim] or NULL */
+    float *out = a->out[0];            /* [n_rows, k] */
+    size_t k = (size_t)a->k, dim = a->dim > 0 ? (size_t)a->dim : k,
+           n_segments = a->segments > 1 ? (size_t)a->segments : 1;
+    for (size_t t = first; t < last; t++)
+        for (size_t group = 0; group < k; group += dim) {
+            const float *v = x + t * k + group;
+            float part[64];
+            for (size_t s = 0; s < n_segments; s++) {
+                double sum = 0;
+                for (size_t i = dim / n_segments * s; i < dim / n_segments * (s + 1); i++)
+                    sum += (double)v[i] * (double)v[i];
+                part[s] = (float)sum;
+            }
+            double mean = (double)ref_tree_sum(part, n_segments) / (double)dim,
+                   inverse = 1.0 / sqrt(mean + a->eps);
+            for (size_t i = 0; i < dim; i++) {
+                double weight = w ? (double)ref_load(w, a->in_dtype[1], i) + (a->plus_one ? 1.0 : 0.0) : 1.0;
+                out[t * k + group + i] = (float)((double)v[i] * inverse * weight);
+            }
+        }
+}
+
+void ref_add(const struct kern_args *a, size_t first, size_t last, unsigned thread)
+{
+    (void)thread;
+    const float *x = a->in[0], *y = a->in[1]; /* [n_rows, n] */
+    float *out = a->out[0];
+    for (size_t i = first; i < last; i++)
+        out[i] = x[i] + y[i];
+}
+
+void ref_glu(const struct kern_args *a, size_t first, size_t last, unsigned thread)
+{
+    (void)thread;
+    const float *gate = a->in[0], *up = a->in[1]; /* [n_rows, n] */
+    float *out = a->out[0];
+    for (size_t i = first; i < last; i++) {
+        double g = (double)gate[i];
+        out[i] = (float)(g / (1.0 + exp(-g)) * (double)up[i]);
+    }
+}
+
+void ref_gather_rows(const struct kern_args *a, size_t first, size_t last, unsigned thread)
+{
+    (void)thread;
+    const float *x = a->in[0];      /* [source_rows, n] */
+    const int32_t *rows = a->in[1]; /* [n_rows] */
+    float *out = a->out[0];         /* [n_rows, n] */
+    size_t n = (size_t)a->n;
+    for (size_t r = first; r < last; r++) {
+        if (rows[r] >= 0 && rows[r] < a->source_rows)
+            memcpy(out + r * n, x + (size_t)rows[r] * n, n * sizeof *out);
+        else
+            for (size_t i = 0; i < n; i++)
+                out[r * n + i] = NAN;
+    }
+}

@@ -1,0 +1,312 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The text front: reads tokenizer.json and tokenizer_config.json of a directory, joins the stop ids of all
+ * files that name some, and turns text or messages into ids. Owns the tokenizer. Refuses to guess: a chat
+ * template exists and cannot be rendered here, so messages are an error then, not a plain rendering that the
+ * model was never trained on.
+ */
+#include "prompt/prompt.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/file.h"
+
+#define MAX_FILE (128u << 20)
+
+static bool has_file(struct ckpt *c, const char *name)
+{
+    struct file_info info = {0};
+    const char *path = ckpt_path(c, name);
+    return path && file_stat(path, &info, NULL) == ERR_OK && info.exists && info.is_file;
+}
+
+/* 0 and *t set, or a finding and *t NULL; negative: could not work. */
+static int read_tokenizer(struct ckpt *c, struct tokenizer **t, struct findings *f, struct mem *mem,
+                          struct err *e)
+{
+    static const char name[] = "tokenizer.json";
+    struct arena file;
+    struct err why = {0};
+    char *data, text[1536];
+    size_t n;
+    *t = NULL;
+    const char *path = ckpt_path(c, name);
+    if (path == NULL)
+        return err_set(e, ERR_NOMEM, "out of memory for a path");
+    arena_init(&file, mem, MEM_TEXT);
+    int rc = file_read(path, MAX_FILE, &file, &data, &n, &why);
+    if (rc == 0)
+        rc = tokenizer_open(t, data, n, mem, &why);
+    arena_release(&file);
+    if (rc == ERR_NOMEM || rc == ERR_IO) {
+        if (e)
+            *e = why;
+        return rc;
+    }
+    if (rc == ERR_MISSING)
+        finding_add(f, FINDING_T001, name, "%s does not exist", path);
+    else if (rc == ERR_UNSUPPORTED)
+        finding_add_remedy(f, FINDING_T002, name, "use a build that implements this part of the file", "%s",
+                           err_format(&why, text, sizeof text));
+    else if (rc)
+        finding_add(f, FINDING_T002, name, "%s", err_format(&why, text, sizeof text));
+    return ERR_OK;
+}
+
+/* "eos_token": "</s>" or {"content": "</s>", ...} */
+static int32_t named_token(const struct tokenizer *t, const struct json *config, const char *key)
+{
+    const struct json *v = json_get(config, key);
+    const char *s = json_string(v);
+    if (s == NULL)
+        s = json_string(json_get(v, "content"));
+    return s ? tokenizer_id(t, s) : -1;
+}
+
+static void add_stop(struct prompt_front *p, int32_t id)
+{
+    for (uint32_t i = 0; i < p->n_stop; i++)
+        if (p->stop_ids[i] == id)
+            return;
+    if (id >= 0 && p->n_stop < ARRAY_LEN(p->stop_ids))
+        p->stop_ids[p->n_stop++] = id;
+}
+
+/* The first id of an empty text, if the post-processor adds one. */
+static int32_t first_of_empty(const struct tokenizer *t)
+{
+    struct ids ids = {0};
+    int32_t first =
+        tokenizer_encode(t, "", 0, TOKENIZE_SPECIAL, &ids, NULL) == ERR_OK && ids.n > 0 ? ids.data[0] : -1;
+    ids_release(&ids);
+    return first;
+}
+
+static int read_config(struct prompt_front *p, struct ckpt *c, struct findings *f, bool *bad, struct err *e)
+{
+    static const char name[] = "tokenizer_config.json";
+    const struct json *config = NULL;
+    struct err why = {0};
+    char *data;
+    size_t n;
+    const char *path = ckpt_path(c, name);
+    if (path == NULL)
+        return err_set(e, ERR_NOMEM, "out of memory for a path");
+    int rc = file_read(path, MAX_FILE, &p->arena, &data, &n, &why);
+    if (rc == 0)
+        rc = json_parse(data, n, NULL, &p->arena, &config, &why);
+    if (rc == ERR_NOMEM || rc == ERR_IO) {
+        if (e)
+            *e = why;
+        return rc;
+    }
+    if (rc && rc != ERR_MISSING) {
+        finding_add_remedy(f, FINDING_T002, name, "download tokenizer_config.json again", "%s", why.message);
+        *bad = true;
+        return ERR_OK;
+    }
+    const struct json *chat = json_get(config, "chat_template");
+    p->has_template = (chat && chat->type != JSON_NULL) || has_file(c, "chat_template.jinja") ||
+                      has_file(c, "chat_template.json");
+    p->template_kind = p->has_template ? "jinja (not rendered by this build)" : "none (plain)";
+    add_stop(p, named_token(p->tokenizer, config, "eos_token"));
+    int32_t bos = named_token(p->tokenizer, config, "bos_token"), added = first_of_empty(p->tokenizer);
+    p->bos_id = bos >= 0 ? bos : p->spec->bos_id;
+    bool wanted = false;
+    json_bool(json_get(config, "add_bos_token"), &wanted);
+    p->force_bos = wanted && p->bos_id >= 0 && added != p->bos_id;
+    return ERR_OK;
+}
+
+/* Tokenizer and model must agree on the ids. */
+static bool check_vocabulary(struct prompt_front *p, struct findings *f)
+{
+    const struct spec *s = p->spec;
+    uint32_t n = tokenizer_vocab(p->tokenizer);
+    bool ok = true;
+    if ((int64_t)n > s->vocab_size) {
+        finding_add(f, FINDING_T003, "tokenizer.json",
+                    "the tokenizer has ids up to %u, the model a vocabulary of %lld", n - 1,
+                    (long long)s->vocab_size);
+        ok = false;
+    }
+    for (uint32_t i = 0; i < p->n_stop; i++)
+        if (p->stop_ids[i] >= s->vocab_size) {
+            finding_add(f, FINDING_T003, "eos_token_id",
+                        "the end token has the id %d, the model a vocabulary of %lld", p->stop_ids[i],
+                        (long long)s->vocab_size);
+            ok = false;
+        }
+    if (p->bos_id >= s->vocab_size) {
+        finding_add(f, FINDING_T003, "bos_token_id",
+                    "the first token has the id %d, the model a vocabulary of %lld", p->bos_id,
+                    (long long)s->vocab_size);
+        ok = false;
+    }
+    p->vocab_limit = (int64_t)n < s->vocab_size ? n : 0;
+    return ok;
+}
+
+/* Last component of the directory; what a person would call the model. */
+static char *name_of(struct arena *arena, const char *dir)
+{
+    size_t n = strlen(dir);
+    while (n > 1 && dir[n - 1] == '/')
+        n--;
+    size_t start = n;
+    while (start > 0 && dir[start - 1] != '/')
+        start--;
+    return n == start ? arena_strdup(arena, "model") : arena_strndup(arena, dir + start, n - start);
+}
+
+int prompt_open(struct prompt_front **out, struct ckpt *c, const struct spec *s, struct findings *f,
+                struct d0 *d0, struct err *e)
+{
+    struct prompt_front *p = calloc(1, sizeof *p);
+    bool bad = false;
+    *out = NULL;
+    if (p == NULL)
+        return err_set(e, ERR_NOMEM, "out of memory for the text front");
+    arena_init(&p->arena, d0 ? &d0->mem : NULL, MEM_TEXT);
+    p->spec = s;
+    p->bos_id = -1;
+    p->model_name = name_of(&p->arena, c->dir);
+    if (p->model_name == NULL) {
+        prompt_close(p);
+        return err_set(e, ERR_NOMEM, "out of memory for the text front");
+    }
+    int rc = read_tokenizer(c, &p->tokenizer, f, d0 ? &d0->mem : NULL, e);
+    if (rc == 0 && p->tokenizer) {
+        for (uint32_t i = 0; i < s->n_eos; i++)
+            add_stop(p, s->eos_ids[i]);
+        rc = read_config(p, c, f, &bad, e);
+    }
+    if (rc == 0 && p->tokenizer && !bad && check_vocabulary(p, f))
+        *out = p;
+    else
+        prompt_close(p);
+    return rc;
+}
+
+void prompt_close(struct prompt_front *p)
+{
+    if (p == NULL)
+        return;
+    tokenizer_close(p->tokenizer);
+    arena_release(&p->arena);
+    free(p);
+}
+
+/* Appends the ids with exactly one BOS in front where the model has one. */
+static int encode_once(const struct prompt_front *p, const char *text, size_t n, unsigned flags,
+                       struct ids *out, struct err *e)
+{
+    size_t mark = out->n;
+    if (p->force_bos) {
+        if (vec_reserve((void **)&out->data, &out->capacity, out->n + 1, sizeof *out->data))
+            return err_set(e, ERR_NOMEM, "out of memory for token ids");
+        out->data[out->n++] = p->bos_id;
+    }
+    int rc = tokenizer_encode(p->tokenizer, text, n, flags, out, e);
+    if (rc) {
+        out->n = mark;
+        return rc;
+    }
+    int32_t *ids = out->data + mark;
+    size_t count = out->n - mark;
+    if (p->bos_id >= 0 && count >= 2 && ids[0] == p->bos_id && ids[1] == p->bos_id) {
+        memmove(ids, ids + 1, (count - 1) * sizeof *ids);
+        out->n--;
+    }
+    return ERR_OK;
+}
+
+int prompt_text(const struct prompt_front *p, const char *text, size_t n, struct ids *out, struct err *e)
+{
+    return encode_once(p, text, n, TOKENIZE_SPECIAL | TOKENIZE_PARSE_SPECIAL, out, e);
+}
+
+/* ---- messages ---- */
+
+static int add_part(const struct json *part, uint32_t message, struct strbuf *out, struct err *e)
+{
+    const char *type = json_string(json_get(part, "type"));
+    const struct json *text = json_get(part, "text");
+    if (type == NULL)
+        return err_set(e, ERR_INVALID, "messages[%u].content: a part has no type", message);
+    if (strcmp(type, "text") != 0)
+        return err_set(e, ERR_UNSUPPORTED, "messages[%u].content: parts of type \"%.40s\" are not supported",
+                       message, type);
+    if (json_string(text) == NULL)
+        return err_set(e, ERR_INVALID, "messages[%u].content: a text part has no text", message);
+    strbuf_add(out, text->as.string, text->n);
+    return ERR_OK;
+}
+
+static int add_message(const struct json *m, uint32_t i, struct strbuf *out, struct err *e)
+{
+    const struct json *content = json_get(m, "content");
+    if (m->type != JSON_OBJECT)
+        return err_set(e, ERR_INVALID, "messages[%u] is no object", i);
+    if (json_string(json_get(m, "role")) == NULL)
+        return err_set(e, ERR_INVALID, "messages[%u].role is missing or no string", i);
+    for (uint32_t k = 0; k < m->n; k++) {
+        const struct json_member *member = &m->as.members[k];
+        static const char *const known[] = {"role", "content", "name"};
+        bool ok = member->value.type == JSON_NULL;
+        for (size_t j = 0; j < ARRAY_LEN(known); j++)
+            ok = ok || strcmp(member->key, known[j]) == 0;
+        if (!ok)
+            return err_set(e, ERR_UNSUPPORTED, "messages[%u].%.40s is not supported", i, member->key);
+    }
+    if (i > 0)
+        strbuf_putc(out, '\n');
+    if (content && content->type == JSON_STRING) {
+        strbuf_add(out, content->as.string, content->n);
+        return ERR_OK;
+    }
+    if (content == NULL || content->type != JSON_ARRAY)
+        return err_set(e, ERR_INVALID, "messages[%u].content is missing or neither a string nor an array", i);
+    for (uint32_t k = 0; k < content->n; k++) {
+        int rc = add_part(json_at(content, k), i, out, e);
+        if (rc)
+            return rc;
+    }
+    return ERR_OK;
+}
+
+static int render_plain(const struct json *messages, struct strbuf *out, struct err *e)
+{
+    if (messages == NULL || messages->type != JSON_ARRAY || messages->n == 0)
+        return err_set(e, ERR_INVALID, "messages is missing, empty or no array");
+    if (messages->n > PROMPT_MAX_MESSAGES)
+        return err_set(e, ERR_LIMIT, "%u messages, more than %d", messages->n, PROMPT_MAX_MESSAGES);
+    for (uint32_t i = 0; i < messages->n; i++) {
+        int rc = add_message(json_at(messages, i), i, out, e);
+        if (rc)
+            return rc;
+    }
+    return strbuf_failed(out) ? err_set(e, ERR_NOMEM, "out of memory for the prompt") : ERR_OK;
+}
+
+int prompt_messages(const struct prompt_front *p, const struct json *messages, struct strbuf *rendered,
+                    struct ids *out, struct err *e)
+{
+    struct strbuf text = STRBUF_INIT;
+    if (p->has_template) {
+        err_set(e, ERR_UNSUPPORTED, "this model's chat template cannot be rendered by this build");
+        err_hint(e, "render it elsewhere and send the text as a plain prompt");
+        return ERR_UNSUPPORTED;
+    }
+    int rc = render_plain(messages, &text, e);
+    if (rc == 0)
+        rc = encode_once(p, strbuf_cstr(&text), text.len, TOKENIZE_SPECIAL, out, e);
+    if (rc == 0 && rendered) {
+        strbuf_add(rendered, strbuf_cstr(&text), text.len);
+        if (strbuf_failed(rendered))
+            rc = err_set(e, ERR_NOMEM, "out of memory for the prompt");
+    }
+    strbuf_release(&text);
+    return rc;
+}

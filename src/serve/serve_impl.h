@@ -1,0 +1,114 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Inside of the service, shared by the files of this room only. Everything here belongs to the loop thread,
+ * except `stop_asked`.
+ */
+#ifndef SERVE_SERVE_IMPL_H
+#define SERVE_SERVE_IMPL_H
+
+#include <stdatomic.h>
+
+#include "net/net.h"
+#include "serve/engine_thread.h"
+#include "serve/metrics.h"
+#include "serve/request_params.h"
+#include "serve/serve.h"
+#include "serve/stop_text.h"
+
+/* One generated token that has log-probabilities to report. */
+struct scored_token {
+    int32_t token;
+    float logprob;
+    uint64_t text_at;  /* bytes of text before it */
+    uint64_t chars_at; /* characters of text before it */
+    size_t first_top;  /* in tops */
+    uint32_t n_top;
+};
+
+/* A generation from its acceptance by the handler to its last byte. */
+struct live_request {
+    struct serve *serve;
+    struct http_exchange *exchange;
+    uint64_t id;
+    char name[40];                /* "cmpl-..." */
+    int64_t created;              /* Unix seconds */
+    struct request_params params; /* pointers into the JSON tree are NULL */
+    struct detokenizer detokenizer;
+    struct stop_text out;
+    uint64_t decoded_bytes, decoded_chars; /* all text so far, held back or not */
+    struct strbuf text;                    /* not streaming: the answer so far */
+    struct scored_token *scored;           /* not yet sent */
+    size_t n_scored, scored_capacity;
+    struct step_top *tops;
+    size_t n_tops, tops_capacity;
+    int32_t *ids; /* not yet sent */
+    size_t n_ids, ids_capacity;
+    uint32_t n_prompt, n_cached, n_generated;
+    uint64_t arrived_ns, last_token_ns, last_write_ns;
+    bool streaming; /* the head of the stream was sent */
+};
+
+struct request_slot {
+    struct live_request *request; /* NULL: free */
+    uint32_t generation;
+    uint32_t next_free;
+};
+
+struct serve {
+    struct serve_options o;
+    char *model_name;
+    struct engine *engine;
+    struct prompt_front *front;
+    struct d0 *d0;
+    struct http_server *http;
+    struct engine_thread *thread;
+    uint32_t max_context;
+    uint32_t max_live; /* requests beyond which the answer is 429 at once */
+    struct request_slot *slots;
+    uint32_t n_slots, first_free, n_live;
+    uint64_t name_seed;
+    int64_t started_unix;
+    uint64_t started_ns, stop_ns, failed_since_ns;
+    _Atomic bool stop_asked;
+    bool stopping;
+    struct service_metrics metrics;
+    struct engine_event *events;
+    size_t events_capacity;
+    struct strbuf scratch; /* the JSON of one chunk or answer */
+};
+
+/* ---- serve_routes.c ---- */
+void serve_handle(struct http_exchange *x, void *user); /* of http_server_options */
+void reply_error(struct http_exchange *x, const struct api_error *err);
+void reply_json(struct http_exchange *x, int status, const struct strbuf *body);
+
+/* ---- live_request.c ---- */
+/* Takes over the exchange: answers it now or later. ids are taken over too. */
+void request_start(struct serve *s, struct http_exchange *x, const struct request_params *p, struct ids *ids);
+void request_event(struct serve *s, const struct engine_event *ev);
+void request_fail(struct live_request *r, const struct api_error *err); /* frees r */
+void request_tick(struct live_request *r, uint64_t now_ns);             /* pings */
+
+/* ---- openai_json.c ---- */
+void write_error(struct strbuf *out, const struct api_error *err);
+/* One chunk of a stream: text (may be empty), the scored tokens [0, n_scored) and all ids that wait. */
+struct chunk {
+    const char *text;
+    size_t text_bytes;
+    size_t n_scored;
+    const char *finish; /* NULL: more to come */
+    bool first;         /* chat: carries the role */
+};
+void write_chunk(struct strbuf *out, const struct live_request *r, const struct chunk *c);
+void write_usage_chunk(struct strbuf *out, const struct live_request *r);
+void write_answer(struct strbuf *out, const struct live_request *r, const char *finish);
+void write_models(struct strbuf *out, const struct serve *s, bool list);
+
+/* ---- health.c ---- */
+int write_health(struct strbuf *out, struct serve *s); /* returns the HTTP status */
+void write_metrics(struct strbuf *out, struct serve *s);
+void write_page(struct strbuf *out, const struct serve *s);
+/* NULL if requests are taken, else why not. buf holds the text. */
+const char *not_ready(struct serve *s, char *buf, size_t bytes);
+
+#endif

@@ -1,0 +1,254 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * From an HTTP request to an answer or a live request: paths, bodies, prompts, limits. Every refusal is an
+ * error in OpenAI's shape with the right status, before the engine hears of it.
+ */
+#include <string.h>
+
+#include "serve/serve_impl.h"
+
+#define MAX_JSON_DEPTH 64
+
+void reply_json(struct http_exchange *x, int status, const struct strbuf *body)
+{
+    static const char oom[] = "{\"error\":{\"message\":\"out of "
+                              "memory\",\"type\":\"server_error\",\"param\":null,\"code\":\"internal\"}}";
+    if (strbuf_failed(body))
+        http_reply(x, 500, "application/json", oom, sizeof oom - 1);
+    else
+        http_reply(x, status, "application/json", strbuf_cstr(body), body->len);
+}
+
+void reply_error(struct http_exchange *x, const struct api_error *err)
+{
+    struct strbuf body = STRBUF_INIT;
+    write_error(&body, err);
+    reply_json(x, err->status, &body);
+    strbuf_release(&body);
+}
+
+static void refuse(struct serve *s, struct http_exchange *x, const struct api_error *err)
+{
+    s->metrics.outcomes[err->status == 503   ? OUTCOME_NOT_READY
+                        : err->status >= 500 ? OUTCOME_FAILED
+                                             : OUTCOME_BAD_REQUEST]++;
+    reply_error(x, err);
+}
+
+/* ---- prompts ---- */
+
+/* Errors of tokenizing and rendering as the client sees them. */
+static int prompt_error(struct api_error *err, const struct request_params *p, const struct err *e)
+{
+    const char *param = p->messages ? "messages" : "prompt";
+    char text[600];
+    int status = e->code == ERR_NOMEM ? 500 : 400;
+    return api_error(err, status,
+                     e->code == ERR_UNSUPPORTED ? "unsupported"
+                     : status == 500            ? "internal"
+                                                : "invalid_value",
+                     param, "%s", err_format(e, text, sizeof text));
+}
+
+static int too_long(const struct serve *s, struct api_error *err, const struct request_params *p,
+                    uint64_t n_prompt, uint64_t max_tokens)
+{
+    return api_error(err, 400, "context_length_exceeded", p->messages ? "messages" : "prompt",
+                     "the context holds %u tokens; the prompt has %llu and max_tokens is %llu, together %llu",
+                     s->max_context, (unsigned long long)n_prompt, (unsigned long long)max_tokens,
+                     (unsigned long long)(n_prompt + max_tokens));
+}
+
+static int ids_from_json(const struct serve *s, const struct json *v, struct ids *ids, struct api_error *err)
+{
+    int64_t vocab = s->front->spec->vocab_size;
+    if (vec_reserve((void **)&ids->data, &ids->capacity, v->n, sizeof *ids->data))
+        return api_error(err, 500, "internal", "prompt", "out of memory");
+    for (uint32_t i = 0; i < v->n; i++) {
+        int64_t id = -1;
+        json_i64(json_at(v, i), &id);
+        if (id < 0 || id >= vocab)
+            return api_error(err, 400, "invalid_value", "prompt",
+                             "token id %lld at position %u is outside the vocabulary of %lld", (long long)id,
+                             i, (long long)vocab);
+        ids->data[ids->n++] = (int32_t)id;
+    }
+    return 0;
+}
+
+/* A text that cannot fit however it is cut need not be tokenized, which would hold up everybody else. */
+static bool hopeless(const struct serve *s, size_t text_bytes)
+{
+    size_t per_id = tokenizer_bytes_per_id(s->front->tokenizer);
+    return per_id > 0 && text_bytes / per_id > s->max_context;
+}
+
+static size_t content_bytes(const struct json *messages)
+{
+    size_t n = 0;
+    for (uint32_t i = 0; i < messages->n; i++) {
+        const struct json *content = json_get(json_at(messages, i), "content");
+        if (json_string(content))
+            n += content->n;
+        for (uint32_t k = 0; content && content->type == JSON_ARRAY && k < content->n; k++) {
+            const struct json *text = json_get(json_at(content, k), "text");
+            n += json_string(text) ? text->n : 0;
+        }
+    }
+    return n;
+}
+
+static int make_prompt(struct serve *s, const struct request_params *p, struct ids *ids,
+                       struct api_error *err)
+{
+    struct err e = {0};
+    int rc;
+    if (p->ids)
+        return ids_from_json(s, p->ids, ids, err);
+    size_t bytes = p->prompt ? p->prompt->n : content_bytes(p->messages);
+    if (hopeless(s, bytes))
+        return api_error(err, 400, "context_length_exceeded", p->messages ? "messages" : "prompt",
+                         "the context holds %u tokens; a prompt of %zu bytes has more", s->max_context,
+                         bytes);
+    if (p->prompt)
+        rc = prompt_text(s->front, p->prompt->as.string, p->prompt->n, ids, &e);
+    else
+        rc = prompt_messages(s->front, p->messages, NULL, ids, &e);
+    return rc ? prompt_error(err, p, &e) : 0;
+}
+
+/* max_tokens as it will be: given, or OpenAI's default of 16 for completions, or the rest of the context. */
+static int check_length(const struct serve *s, struct request_params *p, size_t n_prompt,
+                        struct api_error *err)
+{
+    if (n_prompt == 0)
+        return api_error(err, 400, "invalid_value", "prompt",
+                         "the prompt is empty and this model has no first token");
+    uint64_t rest = n_prompt < s->max_context ? s->max_context - n_prompt : 0;
+    if (p->max_tokens < 0 && p->endpoint == ENDPOINT_COMPLETIONS)
+        p->max_tokens = rest > 0 && rest < 16 ? (int64_t)rest : 16;
+    else if (p->max_tokens < 0)
+        p->max_tokens = rest > 0 ? (int64_t)rest : 1;
+    return (uint64_t)p->max_tokens > rest ? too_long(s, err, p, n_prompt, (uint64_t)p->max_tokens) : 0;
+}
+
+/* ---- generations ---- */
+
+static int read_request(struct serve *s, struct http_exchange *x, enum endpoint endpoint, struct arena *arena,
+                        struct request_params *p, struct ids *ids, struct api_error *err)
+{
+    size_t n;
+    const char *body = http_body(x, &n);
+    const struct json *root;
+    struct err e = {0};
+    struct json_limits limits = {.max_bytes = s->o.max_body, .max_depth = MAX_JSON_DEPTH};
+    int rc = json_parse(body, n, &limits, arena, &root, &e);
+    if (rc)
+        return api_error(err, rc == ERR_NOMEM ? 500 : 400, rc == ERR_NOMEM ? "internal" : "invalid_json",
+                         NULL, "%s", e.message);
+    rc = request_params_read(root, endpoint, p, err);
+    if (rc)
+        return rc;
+    if (strcmp(p->model, s->model_name) != 0)
+        return api_error(err, 404, "model_not_found", "model",
+                         "the model \"%.200s\" does not exist; this server has \"%.200s\"", p->model,
+                         s->model_name);
+    rc = make_prompt(s, p, ids, err);
+    return rc ? rc : check_length(s, p, ids->n, err);
+}
+
+static void generate(struct serve *s, struct http_exchange *x, enum endpoint endpoint)
+{
+    struct arena arena;
+    struct request_params p;
+    struct ids ids = {0};
+    struct api_error err = {0};
+    char reason[320];
+    const char *why = not_ready(s, reason, sizeof reason);
+    if (why) {
+        api_error(&err, 503, "not_ready", NULL, "not ready: %s", why);
+        http_add_header(x, "Retry-After", "1");
+        refuse(s, x, &err);
+        return;
+    }
+    arena_init(&arena, &s->d0->mem, MEM_REQUEST);
+    if (read_request(s, x, endpoint, &arena, &p, &ids, &err)) {
+        ids_release(&ids);
+        refuse(s, x, &err);
+    } else {
+        request_start(s, x, &p, &ids);
+    }
+    arena_release(&arena);
+}
+
+/* ---- paths ---- */
+
+static void get_models(struct serve *s, struct http_exchange *x, const char *name)
+{
+    struct strbuf body = STRBUF_INIT;
+    struct api_error err;
+    if (name && strcmp(name, s->model_name) != 0) {
+        api_error(&err, 404, "model_not_found", "model",
+                  "the model \"%.200s\" does not exist; this server has \"%.200s\"", name, s->model_name);
+        reply_error(x, &err);
+        return;
+    }
+    write_models(&body, s, name == NULL);
+    reply_json(x, 200, &body);
+    strbuf_release(&body);
+}
+
+static void get_page(struct serve *s, struct http_exchange *x, const char *path)
+{
+    struct strbuf body = STRBUF_INIT;
+    if (strcmp(path, "/health") == 0) {
+        int status = write_health(&body, s);
+        reply_json(x, status, &body);
+    } else if (strcmp(path, "/metrics") == 0) {
+        write_metrics(&body, s);
+        http_reply(x, strbuf_failed(&body) ? 500 : 200, "text/plain; version=0.0.4; charset=utf-8",
+                   strbuf_cstr(&body), body.len);
+    } else {
+        write_page(&body, s);
+        http_reply(x, 200, "text/html; charset=utf-8", strbuf_cstr(&body), body.len);
+    }
+    strbuf_release(&body);
+}
+
+static void wrong_method(struct http_exchange *x, const char *allowed)
+{
+    struct api_error err;
+    api_error(&err, 405, "method_not_allowed", NULL, "%.40s takes %s, not %.20s", http_path(x), allowed,
+              http_method(x));
+    http_add_header(x, "Allow", allowed);
+    reply_error(x, &err);
+}
+
+void serve_handle(struct http_exchange *x, void *user)
+{
+    struct serve *s = user;
+    struct api_error err;
+    const char *path = http_path(x), *method = http_method(x);
+    static const char models[] = "/v1/models/";
+    bool get = strcmp(method, "GET") == 0 || strcmp(method, "HEAD") == 0, post = strcmp(method, "POST") == 0;
+    bool completions = strcmp(path, "/v1/completions") == 0, chat = strcmp(path, "/v1/chat/completions") == 0;
+    bool one = str_starts(path, models) && path[sizeof models - 1] != '\0',
+         list = strcmp(path, "/v1/models") == 0;
+    bool page = strcmp(path, "/") == 0 || strcmp(path, "/health") == 0 || strcmp(path, "/metrics") == 0;
+    if (completions || chat) {
+        if (post)
+            generate(s, x, chat ? ENDPOINT_CHAT : ENDPOINT_COMPLETIONS);
+        else
+            wrong_method(x, "POST");
+    } else if (one || list || page) {
+        if (!get)
+            wrong_method(x, "GET");
+        else if (page)
+            get_page(s, x, path);
+        else
+            get_models(s, x, one ? path + sizeof models - 1 : NULL);
+    } else {
+        api_error(&err, 404, "not_found", NULL, "there is nothing at %.200s", path);
+        reply_error(x, &err);
+    }
+}

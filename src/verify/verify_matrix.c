@@ -1,0 +1,92 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Owns the operator x device matrix: one row per operator and combination of weight types of a graph, and
+ * whether the device runs it.
+ */
+#include <stdio.h>
+#include <string.h>
+
+#include "verify/verify.h"
+
+/* Name of input `index` as the operator's meaning in ops.def gives it: "x[T, K], w W[N, K], ?bias W[N] ->
+ * ...". */
+static void input_name(const struct op_info *op, uint32_t index, char *out, size_t bytes)
+{
+    const char *p = op->meaning;
+    for (uint32_t i = 0; i < index; i++) {
+        for (int depth = 0; *p && (depth > 0 || *p != ','); p++)
+            depth += (*p == '[') - (*p == ']');
+        p += *p == ',';
+    }
+    p += strspn(p, " ?");
+    size_t n = strcspn(p, " [,");
+    if (n == 0 || n >= bytes || strncmp(p, "->", 2) == 0)
+        snprintf(out, bytes, "input %u", index);
+    else
+        snprintf(out, bytes, "%.*s", (int)n, p);
+}
+
+/* "x F32, w BF16": of the first input and of all weights and states. */
+static void format_types(const struct graph *g, const struct d0_node *n, const struct op_info *op, char *out,
+                         size_t bytes)
+{
+    size_t len = 0;
+    out[0] = 0;
+    for (uint32_t i = 0; i < n->n_inputs; i++) {
+        if (n->inputs[i] == D0_NO_VALUE)
+            continue;
+        const struct d0_value *v = &g->values[n->inputs[i]];
+        if (i > 0 && v->kind != D0_VALUE_WEIGHT && v->kind != D0_VALUE_STATE)
+            continue;
+        char name[24];
+        input_name(op, i, name, sizeof name);
+        int w = snprintf(out + len, bytes - len, "%s%s %s", len ? ", " : "", name, dtype_name(v->dtype));
+        if (w < 0 || (size_t)w >= bytes - len)
+            return;
+        len += (size_t)w;
+    }
+}
+
+int verify_matrix(struct dev *d, const struct graph *g, struct arena *arena, struct verify_op_row **rows,
+                  size_t *n, struct findings *f, struct err *e)
+{
+    static const int64_t smallest[D0_N_DIMS] = {1, 1, 1, 1};
+    struct graph *copy = NULL;
+    struct d0_part part;
+    size_t capacity = 0;
+    struct verify_op_row *list = NULL;
+    *n = 0;
+    /* a device may look at sizes: show it a planned part */
+    int rc = graph_copy(g, &copy, e);
+    if (rc == 0)
+        rc = graph_plan_memory(copy, smallest, false, e);
+    if (rc == 0 && !(list = arena_alloc_n(arena, capacity = (size_t)copy->n_nodes + 1, sizeof *list)))
+        rc = err_set(e, ERR_NOMEM, "no memory for a matrix of %u nodes", copy->n_nodes);
+    if (rc == 0)
+        graph_part(copy, &part);
+    for (uint32_t i = 0; rc == 0 && i < copy->n_nodes; i++) {
+        const struct op_info *op = op_find(copy->nodes[i].op);
+        struct verify_op_row row = {.op = op ? op->name : "?", .count = 1};
+        if (op)
+            format_types(copy, &copy->nodes[i], op, row.types, sizeof row.types);
+        row.supported = dev_supports(d, &part, i, row.reason, sizeof row.reason);
+        if (row.supported)
+            row.reason[0] = 0;
+        size_t k = 0;
+        /* one refused node is enough to refuse a row, so refused and accepted ones are kept apart */
+        while (k < *n && (list[k].supported != row.supported || strcmp(list[k].op, row.op) != 0 ||
+                          strcmp(list[k].types, row.types) != 0))
+            k++;
+        if (k < *n)
+            list[k].count++;
+        else if (*n < capacity)
+            list[(*n)++] = row;
+    }
+    for (size_t k = 0; rc == 0 && k < *n; k++)
+        if (!list[k].supported)
+            finding_add(f, FINDING_P001, list[k].op, "%u nodes (%s): %s", list[k].count, list[k].types,
+                        list[k].reason);
+    graph_free(copy);
+    *rows = list;
+    return rc;
+}

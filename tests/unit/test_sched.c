@@ -1,0 +1,631 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The scheduler under a simulator that stands for the engine: it remembers which tokens each KV page holds,
+ * refuses a step that reads what was never written, and answers with tokens that depend on the whole prefix.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/hash.h"
+#include "sched/sched.h"
+
+#define PT       4
+#define VOCAB    50
+#define MAX_LIVE 64
+
+/* ---- simulator ----------------------------------------------------------------------------------------- */
+
+struct live {
+    bool used;
+    uint64_t id;
+    int32_t tokens[512]; /* prompt, then what came back */
+    uint32_t n_prompt, max_new, n_tokens;
+    uint32_t n_cached;
+    uint64_t submitted_step;
+};
+
+struct sim {
+    struct sched *s;
+    struct sched_options o;
+    int32_t *kv; /* [n_pages][PT] token in each slot; -1: never written */
+    _Alignas(8) char plan[1 << 16], result[1 << 16];
+    struct live live[MAX_LIVE];
+    uint64_t n_events, n_finished, n_failed, last_id, n_steps;
+    uint64_t n_computed; /* tokens that steps carried */
+    bool break_step, not_finite;
+};
+
+/* What the "model" says after a prefix: every token of it matters. */
+static int32_t next_token(const int32_t *tokens, uint32_t n)
+{
+    return (int32_t)(hash64(tokens, n * sizeof *tokens, 99) % VOCAB);
+}
+
+static struct live *find_live(struct sim *m, uint64_t id)
+{
+    for (int i = 0; i < MAX_LIVE; i++)
+        if (m->live[i].used && m->live[i].id == id)
+            return &m->live[i];
+    return NULL;
+}
+
+static void sim_open(struct sim *m, struct sched_options o)
+{
+    memset(m, 0, sizeof *m);
+    if (!o.limits.page_tokens)
+        o.limits = (struct engine_limits){.max_tokens = 16,
+                                          .max_seqs = 4,
+                                          .max_rows = 4,
+                                          .max_pages_per_seq = 16,
+                                          .n_pages = 32,
+                                          .page_tokens = PT,
+                                          .vocab = VOCAB};
+    if (!o.max_context)
+        o.max_context = 64;
+    if (!o.max_waiting)
+        o.max_waiting = 32;
+    m->o = o;
+    m->kv = malloc(o.limits.n_pages * PT * sizeof *m->kv);
+    memset(m->kv, 0xff, o.limits.n_pages * PT * sizeof *m->kv);
+    assert_int_equal(sched_open(&m->s, &o, NULL), ERR_OK);
+}
+
+static void sim_close(struct sim *m)
+{
+    sched_close(m->s);
+    free(m->kv);
+}
+
+static void check(struct sim *m)
+{
+    struct err e = {0};
+    if (sched_check(m->s, &e) != ERR_OK)
+        fail_msg("sched_check: %s", e.message);
+}
+
+static uint64_t submit(struct sim *m, const int32_t *prompt, uint32_t n, uint32_t max_new)
+{
+    struct live *l = m->live;
+    while (l < m->live + MAX_LIVE && l->used)
+        l++;
+    if (l == m->live + MAX_LIVE)
+        return 0;
+    const int32_t stop[] = {3};
+    struct sched_request r = {.id = m->last_id + 1,
+                              .prompt = prompt,
+                              .n_prompt = n,
+                              .max_new = max_new,
+                              .stop_ids = stop,
+                              .n_stop = 1};
+    if (sched_submit(m->s, &r, NULL) != ERR_OK)
+        return 0;
+    *l = (struct live){.used = true, .id = ++m->last_id, .n_prompt = n, .max_new = max_new, .n_tokens = n};
+    l->submitted_step = m->n_steps;
+    memcpy(l->tokens, prompt, n * sizeof *prompt);
+    return l->id;
+}
+
+/* Runs one sequence: writes its slots, then reads the whole prefix back from the pages. */
+static int32_t run_seq(struct sim *m, const struct step_plan *p, const struct step_seq *q)
+{
+    const int32_t *tokens = (const int32_t *)((const char *)p + p->tokens_at) + q->first_token;
+    const int32_t *pages = (const int32_t *)((const char *)p + p->pages_at) + q->first_page;
+    struct live *l = find_live(m, q->request);
+    assert_non_null(l);
+    for (uint32_t i = 0; i < q->n_tokens; i++) {
+        uint32_t at = q->position + i;
+        assert_true(at < l->n_tokens);
+        assert_int_equal(tokens[i], l->tokens[at]);
+        m->kv[pages[at / PT] * PT + (int32_t)(at % PT)] = tokens[i];
+    }
+    for (uint32_t at = 0; at < q->position + q->n_tokens; at++)
+        if (m->kv[pages[at / PT] * PT + (int32_t)(at % PT)] != l->tokens[at])
+            fail_msg("request %llu reads a wrong token at %u", (unsigned long long)q->request, at);
+    bool last = q->position + q->n_tokens == l->n_tokens;
+    assert_int_equal((q->flags & STEP_SAMPLE) != 0, last);
+    return last ? next_token(l->tokens, l->n_tokens) : -1;
+}
+
+static void on_event(void *context, const struct sched_event *event)
+{
+    struct sim *m = context;
+    struct live *l = find_live(m, event->id);
+    assert_non_null(l);
+    m->n_events++;
+    if (event->token >= 0) {
+        assert_int_equal(event->token, next_token(l->tokens, l->n_tokens));
+        l->tokens[l->n_tokens++] = event->token;
+        l->n_cached = event->n_cached;
+        assert_int_equal(event->n_generated, l->n_tokens - l->n_prompt);
+        bool stop = event->token == 3, full = event->n_generated == l->max_new;
+        assert_int_equal(event->finish, stop ? SCHED_STOP : full ? SCHED_LENGTH : SCHED_RUNNING);
+    } else {
+        assert_int_equal(event->finish, SCHED_FAILED);
+        assert_non_null(event->why);
+        m->n_failed++;
+    }
+    if (event->finish != SCHED_RUNNING) {
+        l->used = false;
+        m->n_finished++;
+    }
+}
+
+static bool plan(struct sim *m, struct step_plan **p)
+{
+    struct err e = {0};
+    if (sched_plan(m->s, m->plan, sizeof m->plan, p, &e) != ERR_OK)
+        fail_msg("sched_plan: %s", e.message);
+    check(m);
+    if (!*p)
+        return false;
+    if (step_plan_validate(*p, (*p)->bytes, &m->o.limits, &e) != ERR_OK)
+        fail_msg("plan refused: %s", e.message);
+    return true;
+}
+
+static void apply(struct sim *m, const struct step_plan *p)
+{
+    struct err e = {0};
+    struct step_result *r;
+    const struct step_seq *q = (const struct step_seq *)((const char *)p + p->seqs_at);
+    m->n_steps++;
+    m->n_computed += p->n_tokens;
+    if (m->break_step) {
+        step_result_error(m->result, sizeof m->result, p->step, ERR_DEVICE, "lightning", &r, NULL);
+    } else {
+        assert_int_equal(step_result_init(m->result, sizeof m->result, p->n_seqs, 0, 0, &r, NULL), ERR_OK);
+        r->step = p->step;
+        for (uint32_t i = 0; i < p->n_seqs; i++) {
+            struct step_seq_result *o = &step_result_seqs(r)[i];
+            *o = (struct step_seq_result){.request = q[i].request, .token = -1};
+            if (find_live(m, q[i].request))
+                o->token = run_seq(m, p, &q[i]);
+            if (m->not_finite) {
+                o->token = -1;
+                o->status = STEP_NOT_FINITE;
+            }
+        }
+    }
+    if (sched_apply(m->s, r, r->bytes, on_event, m, &e) != ERR_OK)
+        fail_msg("sched_apply: %s", e.message);
+    check(m);
+}
+
+static bool step(struct sim *m)
+{
+    struct step_plan *p;
+    if (!plan(m, &p))
+        return false;
+    apply(m, p);
+    return true;
+}
+
+static void drain(struct sim *m)
+{
+    for (int i = 0; i < 10000 && step(m); i++)
+        ;
+    struct sched_stats st;
+    sched_stats(m->s, &st);
+    assert_int_equal(st.n_running + st.n_waiting, 0);
+    assert_int_equal(st.pages_free, m->o.limits.n_pages);
+}
+
+static void fill(int32_t *p, uint32_t n, uint64_t seed)
+{
+    for (uint32_t i = 0; i < n; i++)
+        p[i] = (int32_t)(rng_u64(seed, i) % VOCAB);
+}
+
+/* ---- tests --------------------------------------------------------------------------------------------- */
+
+static void test_refusals(void **state)
+{
+    (void)state;
+    struct sim *m = malloc(sizeof *m);
+    sim_open(m, (struct sched_options){.max_waiting = 2});
+    int32_t p[80];
+    fill(p, 80, 1);
+    struct err e = {0};
+    struct sched_request r = {.id = 1, .prompt = p, .n_prompt = 60, .max_new = 5};
+    assert_int_equal(sched_submit(m->s, &r, &e), ERR_LIMIT); /* context */
+    assert_non_null(strstr(e.message, "64"));
+    r.max_new = 4;
+    assert_int_equal(sched_submit(m->s, &r, &e), ERR_OK);
+    assert_int_equal(sched_submit(m->s, &r, &e), ERR_INVALID); /* same id */
+    r.id = 2;
+    r.n_prompt = 0;
+    assert_int_equal(sched_submit(m->s, &r, &e), ERR_INVALID);
+    r.n_prompt = 3;
+    r.max_new = 0;
+    assert_int_equal(sched_submit(m->s, &r, &e), ERR_INVALID);
+    r.max_new = UINT32_MAX;
+    assert_int_equal(sched_submit(m->s, &r, &e), ERR_LIMIT);
+    r.max_new = 1;
+    p[1] = VOCAB;
+    assert_int_equal(sched_submit(m->s, &r, &e), ERR_INVALID);
+    p[1] = -1;
+    assert_int_equal(sched_submit(m->s, &r, &e), ERR_INVALID);
+    p[1] = 0;
+    r.sampling.temperature = -1;
+    assert_int_equal(sched_submit(m->s, &r, &e), ERR_FORMAT);
+    r.sampling.temperature = 0;
+    assert_int_equal(sched_submit(m->s, &r, &e), ERR_OK);
+    r.id = 3;
+    assert_int_equal(sched_submit(m->s, &r, &e), ERR_BUSY);
+    check(m);
+    sim_close(m);
+    /* more than all pages */
+    struct engine_limits few = {.max_tokens = 16,
+                                .max_seqs = 4,
+                                .max_rows = 4,
+                                .max_pages_per_seq = 16,
+                                .n_pages = 3,
+                                .page_tokens = PT,
+                                .vocab = VOCAB};
+    sim_open(m, (struct sched_options){.limits = few});
+    r = (struct sched_request){.id = 1, .prompt = p, .n_prompt = 3 * PT, .max_new = 2};
+    assert_int_equal(sched_submit(m->s, &r, &e), ERR_LIMIT);
+    assert_non_null(strstr(e.message, "4 pages"));
+    r.max_new = 1; /* the last token given is never computed */
+    assert_int_equal(sched_submit(m->s, &r, &e), ERR_OK);
+    sim_close(m);
+    few.vocab = 0;
+    assert_int_equal(sched_open(&m->s, &(struct sched_options){.limits = few, .max_context = 9}, &e),
+                     ERR_INVALID);
+    free(m);
+}
+
+static void test_batch_order(void **state)
+{
+    (void)state;
+    struct sim *m = malloc(sizeof *m);
+    sim_open(m, (struct sched_options){.prefill_chunk = 6});
+    int32_t p[40];
+    fill(p, 40, 4);
+    uint64_t a = submit(m, p, 5, 20), b = submit(m, p, 30, 4);
+    struct step_plan *s;
+    assert_true(plan(m, &s));
+    const struct step_seq *q = step_plan_seqs(s);
+    assert_int_equal(s->n_seqs, 2);
+    assert_int_equal(q[0].request, a);
+    assert_int_equal(q[0].n_tokens, 5);
+    assert_int_equal(q[1].request, b);
+    assert_int_equal(q[1].n_tokens, 6); /* chunk */
+    apply(m, s);
+    assert_true(plan(m, &s));
+    q = step_plan_seqs(s);
+    assert_int_equal(q[0].request, a); /* decode goes first */
+    assert_int_equal(q[0].n_tokens, 1);
+    assert_int_equal(q[1].position, 6);
+    /* one step at a time */
+    struct step_plan *again;
+    assert_int_equal(sched_plan(m->s, m->result, sizeof m->result, &again, NULL), ERR_BUSY);
+    apply(m, s);
+    /* a buffer that is too small changes nothing */
+    assert_int_equal(sched_plan(m->s, m->plan, 64, &again, NULL), ERR_LIMIT);
+    check(m);
+    drain(m);
+    sim_close(m);
+    free(m);
+}
+
+static void test_random(void **state)
+{
+    (void)state;
+    struct sim *m = malloc(sizeof *m);
+    for (uint64_t seed = 0; seed < 24; seed++) {
+        struct rng rng;
+        rng_init(&rng, seed);
+        struct engine_limits l = {.max_tokens = (uint32_t)(1 + rng_below(&rng, 24)),
+                                  .max_seqs = (uint32_t)(1 + rng_below(&rng, 6)),
+                                  .max_rows = (uint32_t)(1 + rng_below(&rng, 6)),
+                                  .max_pages_per_seq = 16,
+                                  .n_pages = (uint32_t)(8 + rng_below(&rng, 30)),
+                                  .page_tokens = PT,
+                                  .vocab = VOCAB};
+        sim_open(m, (struct sched_options){.limits = l,
+                                           .prefix_cache = seed % 3 != 0,
+                                           .hash_mask = seed % 4 == 1 ? 3 : 0, /* collisions everywhere */
+                                           .prefill_chunk = (uint32_t)rng_below(&rng, 9)});
+        int32_t p[64];
+        for (int i = 0; i < 1500; i++) {
+            uint64_t what = rng_below(&rng, 100);
+            if (what < 30) {
+                uint32_t n = (uint32_t)(1 + rng_below(&rng, 40));
+                fill(p, n, rng_below(&rng, 3)); /* three families of prompts with common beginnings */
+                for (uint64_t k = rng_below(&rng, 3); k > 0; k--)
+                    p[rng_below(&rng, n)] = (int32_t)rng_below(&rng, VOCAB);
+                submit(m, p, n, (uint32_t)(1 + rng_below(&rng, 12)));
+            } else if (what < 38) {
+                struct live *l1 = &m->live[rng_below(&rng, MAX_LIVE)];
+                sched_cancel(m->s, l1->used ? l1->id : 12345678);
+                l1->used = false;
+            } else if (what < 42) {
+                struct step_plan *s; /* cancel while the step is out, and reuse of the id */
+                if (plan(m, &s)) {
+                    uint64_t id = step_plan_seqs(s)[0].request;
+                    struct live *l1 = find_live(m, id);
+                    sched_cancel(m->s, id);
+                    l1->used = false;
+                    check(m);
+                    struct sched_request r = {
+                        .id = id, .prompt = l1->tokens, .n_prompt = l1->n_prompt, .max_new = 2};
+                    if (sched_submit(m->s, &r, NULL) == ERR_OK) {
+                        sched_cancel(m->s, id);
+                    }
+                    apply(m, s);
+                }
+            } else if (what == 42 || what == 43) {
+                m->break_step = what == 42;
+                m->not_finite = what == 43;
+                step(m);
+                m->break_step = m->not_finite = false;
+            } else if (what == 44) {
+                struct step_plan *s;
+                plan(m, &s);
+                sched_engine_lost(m->s);
+                memset(m->kv, 0xff, l.n_pages * PT * sizeof *m->kv);
+            } else {
+                step(m);
+            }
+            check(m);
+        }
+        drain(m);
+        sim_close(m);
+    }
+    free(m);
+}
+
+/* Everyone gets through while new work never ends, also when a step is smaller than the running set. */
+static void test_no_starvation(void **state)
+{
+    (void)state;
+    struct sim *m = malloc(sizeof *m);
+    for (uint32_t width = 1; width <= 4; width++) {
+        struct engine_limits l = {.max_tokens = width,
+                                  .max_seqs = 4,
+                                  .max_rows = width,
+                                  .max_pages_per_seq = 16,
+                                  .n_pages = 20,
+                                  .page_tokens = PT,
+                                  .vocab = VOCAB};
+        sim_open(m, (struct sched_options){.limits = l, .max_waiting = 8});
+        int32_t p[40];
+        for (uint64_t i = 0; i < 4000; i++) {
+            uint32_t n = i % 5 ? 2 : 40; /* large ones among many small ones */
+            fill(p, n, i);
+            submit(m, p, n, 8);
+            step(m);
+            for (int k = 0; k < MAX_LIVE; k++)
+                if (m->live[k].used)
+                    assert_true(m->n_steps - m->live[k].submitted_step < 1200);
+        }
+        drain(m);
+        assert_true(m->n_finished > 100);
+        sim_close(m);
+    }
+    free(m);
+}
+
+/* Who has begun to decode gets a token in every step, however small the steps are. */
+static void test_steady_decode(void **state)
+{
+    (void)state;
+    struct sim *m = malloc(sizeof *m);
+    for (uint32_t width = 1; width < 9; width++) {
+        struct engine_limits l = {.max_tokens = width,
+                                  .max_seqs = 4,
+                                  .max_rows = 1 + width / 2,
+                                  .max_pages_per_seq = 16,
+                                  .n_pages = 40,
+                                  .page_tokens = PT,
+                                  .vocab = VOCAB};
+        sim_open(m, (struct sched_options){.limits = l, .prefill_chunk = 3});
+        for (uint64_t i = 0; i < 300; i++) {
+            struct live before[MAX_LIVE];
+            int32_t p[20];
+            fill(p, 20, i);
+            submit(m, p, 1 + (uint32_t)(i * 7 % 20), 20);
+            memcpy(before, m->live, sizeof before);
+            step(m);
+            for (int k = 0; k < MAX_LIVE; k++)
+                if (before[k].used && before[k].n_tokens > before[k].n_prompt)
+                    assert_int_equal(m->live[k].n_tokens, before[k].n_tokens + 1);
+        }
+        drain(m);
+        sim_close(m);
+    }
+    free(m);
+}
+
+static uint32_t cached_of(struct sim *m, const int32_t *p, uint32_t n, uint32_t max_new)
+{
+    uint64_t id = submit(m, p, n, max_new);
+    assert_true(id != 0);
+    struct live *l = find_live(m, id);
+    drain(m);
+    return l->n_cached;
+}
+
+static void test_prefix_cache(void **state)
+{
+    (void)state;
+    struct sim *m = malloc(sizeof *m);
+    for (int collide = 0; collide < 2; collide++) {
+        sim_open(m, (struct sched_options){.prefix_cache = true, .hash_mask = collide ? 1 : 0});
+        int32_t p[40], q[40];
+        fill(p, 40, 3);
+        assert_int_equal(cached_of(m, p, 16, 1), 0);
+        /* the last token of a prompt is always computed: three pages of four */
+        assert_int_equal(cached_of(m, p, 16, 1), 12);
+        assert_int_equal(cached_of(m, p, 17, 1), 16);
+        assert_int_equal(cached_of(m, p, 7, 1), 4);
+        assert_int_equal(cached_of(m, p, 4, 1), 0);
+        /* a difference in the first page: nothing behind it may be used, although the tokens there are equal
+         */
+        memcpy(q, p, sizeof q);
+        q[0] = (q[0] + 1) % VOCAB;
+        assert_int_equal(cached_of(m, q, 17, 1), 0);
+        memcpy(q, p, sizeof q);
+        q[9] = (q[9] + 1) % VOCAB;
+        assert_int_equal(cached_of(m, q, 17, 1), 8);
+        sim_close(m);
+    }
+    /* equal tokens behind another beginning, with hashes that collide more often than not */
+    for (uint64_t seed = 0; seed < 20; seed++) {
+        sim_open(m, (struct sched_options){.prefix_cache = true, .hash_mask = 1});
+        int32_t x[8], y[8];
+        fill(x, 8, 100 + seed);
+        memcpy(y, x, sizeof y);
+        y[1] = (y[1] + 1) % VOCAB;
+        assert_int_equal(cached_of(m, x, 8, 2), 0); /* computes both pages of x */
+        assert_int_equal(cached_of(m, y, 5, 1), 0); /* first page of y */
+        int32_t longer[9];
+        memcpy(longer, y, sizeof y);
+        longer[8] = 1;
+        assert_int_equal(cached_of(m, longer, 9, 1), 4); /* the second page of x is not y's */
+        sim_close(m);
+    }
+    /* what a failed request left behind is not found */
+    for (int how = 0; how < 2; how++) {
+        sim_open(m, (struct sched_options){.prefix_cache = true, .prefill_chunk = 8});
+        int32_t x[17];
+        fill(x, 17, 7);
+        submit(m, x, 17, 4);
+        step(m);
+        m->break_step = how == 0;
+        m->not_finite = how == 1;
+        step(m);
+        m->break_step = m->not_finite = false;
+        assert_int_equal(m->n_failed, 1);
+        assert_int_equal(cached_of(m, x, 17, 1), 0);
+        sim_close(m);
+    }
+    /* generated tokens are found, too: the next turn of a conversation */
+    sim_open(m, (struct sched_options){.prefix_cache = true});
+    int32_t p[40];
+    fill(p, 10, 5);
+    uint64_t id = submit(m, p, 10, 12);
+    struct live *l = find_live(m, id);
+    drain(m);
+    uint32_t n = l->n_tokens;
+    memcpy(p, l->tokens, n * sizeof *p);
+    p[n] = 1;
+    assert_int_equal(cached_of(m, p, n + 1, 1), (n - 1) / PT * PT);
+    struct sched_stats st;
+    sched_stats(m->s, &st);
+    assert_true(st.pages_cached > 0);
+    /* after a loss nothing may be found */
+    sched_engine_lost(m->s);
+    memset(m->kv, 0xff, m->o.limits.n_pages * PT * sizeof *m->kv);
+    assert_int_equal(cached_of(m, p, n + 1, 1), 0);
+    sim_close(m);
+    free(m);
+}
+
+/* The oldest unused prefix goes first; a prefix in use never does. */
+static void test_eviction(void **state)
+{
+    (void)state;
+    struct sim *m = malloc(sizeof *m);
+    struct engine_limits l = {.max_tokens = 64,
+                              .max_seqs = 4,
+                              .max_rows = 4,
+                              .max_pages_per_seq = 16,
+                              .n_pages = 9,
+                              .page_tokens = PT,
+                              .vocab = VOCAB};
+    sim_open(m, (struct sched_options){.limits = l, .prefix_cache = true});
+    int32_t a[20], b[20], c[20];
+    fill(a, 20, 11);
+    fill(b, 20, 12);
+    fill(c, 20, 13);
+    assert_int_equal(cached_of(m, a, 16, 1), 0);
+    assert_int_equal(cached_of(m, b, 16, 1), 0);
+    assert_int_equal(cached_of(m, a, 16, 1), 12); /* now b is the older one */
+    assert_int_equal(cached_of(m, c, 16, 1), 0);  /* needs 4, one is free: 3 pages of b go, deepest first */
+    assert_int_equal(cached_of(m, a, 16, 1), 12);
+    assert_int_equal(cached_of(m, b, 8, 1), 4);
+    sim_close(m);
+    free(m);
+}
+
+static void test_lost_engine(void **state)
+{
+    (void)state;
+    struct sim *m = malloc(sizeof *m);
+    sim_open(m, (struct sched_options){.prefill_chunk = 5});
+    int32_t p[3][20];
+    for (int i = 0; i < 3; i++) {
+        fill(p[i], 20, (uint64_t)i + 20);
+        submit(m, p[i], (uint32_t)(5 + 7 * i), 10);
+    }
+    for (int i = 0; i < 8; i++) {
+        for (int k = 0; k < i; k++)
+            step(m);
+        struct step_plan *s;
+        plan(m, &s);
+        sched_engine_lost(m->s);
+        memset(m->kv, 0xff, m->o.limits.n_pages * PT * sizeof *m->kv);
+        check(m);
+    }
+    drain(m); /* the simulator compares every token with what the whole prefix must give */
+    assert_int_equal(m->n_finished, 3);
+    assert_int_equal(m->n_failed, 0);
+    sim_close(m);
+    free(m);
+}
+
+static void test_bad_results(void **state)
+{
+    (void)state;
+    struct sim *m = malloc(sizeof *m);
+    sim_open(m, (struct sched_options){0});
+    int32_t p[8];
+    fill(p, 8, 1);
+    submit(m, p, 8, 4);
+    struct step_plan *s;
+    struct step_result *r;
+    struct err e = {0};
+    assert_int_equal(step_result_init(m->result, sizeof m->result, 1, 0, 0, &r, NULL), ERR_OK);
+    assert_int_equal(sched_apply(m->s, r, r->bytes, on_event, m, &e), ERR_INVALID); /* none is out */
+    plan(m, &s);
+    assert_int_equal(sched_apply(m->s, r, r->bytes, on_event, m, &e), ERR_MISMATCH); /* step number */
+    r->step = s->step;
+    assert_int_equal(sched_apply(m->s, r, r->bytes - 8, on_event, m, &e), ERR_FORMAT);
+    step_result_seqs(r)[0].token = 1;
+    step_result_seqs(r)[0].request = 77;
+    assert_int_equal(sched_apply(m->s, r, r->bytes, on_event, m, &e), ERR_MISMATCH);
+    step_result_init(m->result, sizeof m->result, 2, 0, 0, &r, NULL);
+    r->step = s->step;
+    assert_int_equal(sched_apply(m->s, r, r->bytes, on_event, m, &e), ERR_MISMATCH);
+    check(m);
+    /* a token that does not exist fails its request only */
+    step_result_init(m->result, sizeof m->result, 1, 0, 0, &r, NULL);
+    r->step = s->step;
+    step_result_seqs(r)[0] =
+        (struct step_seq_result){.request = step_plan_seqs(s)[0].request, .token = VOCAB};
+    assert_int_equal(sched_apply(m->s, r, r->bytes, on_event, m, &e), ERR_OK);
+    assert_int_equal(m->n_failed, 1);
+    drain(m);
+    sim_close(m);
+    free(m);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_refusals),      cmocka_unit_test(test_batch_order),
+        cmocka_unit_test(test_random),        cmocka_unit_test(test_no_starvation),
+        cmocka_unit_test(test_steady_decode), cmocka_unit_test(test_prefix_cache),
+        cmocka_unit_test(test_eviction),      cmocka_unit_test(test_lost_engine),
+        cmocka_unit_test(test_bad_results),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
