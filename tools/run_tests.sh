@@ -20,6 +20,6 @@ for suite in "$@"; do
     grep '^COUNTS' "$build/counts-$suite.txt" >> "$total"
     budget=$(awk -v s="$suite" '$1 == s {print $2}' tests/budgets.txt)
     awk -v s="$suite" -v t=$((end - begin)) -v b="${budget:-0}" '/^COUNTS/ {
-        printf "suite %-7s %5d passed, %d failed, %d skipped in %d s (budget %d s%s)\n", s, $2, $3, $4, t, b, t > b ? ": OVER" : "" }' "$build/counts-$suite.txt"
+        printf "suite %-7s %5d passed, %d failed, %d skipped in %d s (budget %d s%s)\n", s, $2, $3, $4, t, b, (t > b ? ": OVER" : "") }' "$build/counts-$suite.txt"
 done
 awk '{p += $2; f += $3; s += $4} END {printf "%d passed, %d failed, %d skipped\n", p, f, s; exit f > 0 || p == 0}' "$total"

@@ -82,10 +82,12 @@ int stage5_run(struct job *j, struct json_writer *w, struct err *e);
 /* Every byte of every tensor of a float type, chunk by chunk: NaN and infinity become W016; all-zero tensors are counted. */
 struct payload_result { uint64_t bytes; size_t tensors, skipped, all_zero, bad; double seconds; };
 int payload_scan(struct job *j, struct payload_result *out, struct err *e);
-/* Mean log-probability (nats per token) that the model gives a plain text, and how many standard deviations that lies above the same text written
- * in random ids. */
-struct score_result { bool ran; double mean, rewritten, sigmas; size_t tokens; };
+/* Mean log-probability that the model gives a plain English text, in nats per token; uniform: of a guess. */
+struct score_result { bool ran; double mean, uniform; size_t tokens; };
 int score_text(struct job *j, struct score_result *out, struct err *e);
+/* Neighbouring characters that no writing has: a capital inside a word, a digit in it, a full stop without a space, two scripts in one word. */
+struct text_shape { size_t pairs, odd; };
+void text_shape_add(struct text_shape *t, const char *text, size_t n);
 
 /* ---- stage 3 helpers */
 int service_start(struct job *j, double *seconds, struct err *e); /* ERR_OK also when it did not get ready: then service_ready is false and S001 says why */

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Owns: a sign, without any reference, that tokenizer and weights belong together. A trained model finds a plain text more probable than the same
- * text written in other ids (each distinct id replaced by a random one): also a small model, and also one of another language. With a
- * permuted vocabulary the text is just one more random rewriting.
- * Refuses: judging how good the model is. Only the place of the text among its own rewritings counts.
+ * Owns: two signs, without any reference, that tokenizer and weights belong together: how likely the model finds a plain text, and whether what
+ * it writes looks like writing. Neither alone is fair: a small model of a narrow subject finds any other text unlikely, and code is full of odd
+ * neighbours. Together they point at a vocabulary that is not the model's.
+ * Refuses: judging how good the model is.
  */
 #include "adapt/job.h"
 
@@ -14,8 +14,7 @@
 #include "engine/engine.h"
 #include "load/load.h"
 
-#define REWRITINGS 24
-#define MAX_IDS    96
+#define MAX_IDS 96
 
 static const char plain_text[] = "Once upon a time there was a little girl who lived in a small house. One day she looked at the table "
                                  "and saw a red ball and a blue box, and she was very happy.";
@@ -89,49 +88,11 @@ static int scorer_mean(struct scorer *s, const int32_t *ids, size_t n, double *m
     return ERR_OK;
 }
 
-/* The first id (BOS) stays; equal ids stay equal. */
-static void rewrite(const struct job *j, const int32_t *ids, size_t n, uint64_t seed, int32_t *out)
-{
-    uint32_t vocab = tokenizer_vocab(j->front->tokenizer), limit = (uint32_t)j->spec->vocab_size;
-    if (vocab > limit)
-        vocab = limit;
-    for (size_t i = 0; i < n; i++) {
-        uint64_t tries = 0;
-        do
-            out[i] = (int32_t)(rng_u64(seed, (uint64_t)(uint32_t)ids[i] * 64 + tries) % vocab);
-        while (tokenizer_is_special(j->front->tokenizer, out[i]) && ++tries < 64);
-    }
-    if (j->spec->bos_id >= 0 && ids[0] == j->spec->bos_id)
-        out[0] = ids[0];
-}
-
-static int score(struct job *j, struct scorer *s, const int32_t *ids, size_t n, struct score_result *out, struct err *e)
-{
-    int32_t other[MAX_IDS];
-    double values[REWRITINGS], sum = 0, squares = 0;
-    int rc = scorer_mean(s, ids, n, &out->mean, e);
-    for (uint64_t i = 0; rc == ERR_OK && i < REWRITINGS; i++) {
-        rewrite(j, ids, n, i + 1, other);
-        rc = scorer_mean(s, other, n, &values[i], e);
-        sum += rc ? 0 : values[i];
-    }
-    if (rc)
-        return rc;
-    out->rewritten = sum / REWRITINGS;
-    for (size_t i = 0; i < REWRITINGS; i++)
-        squares += (values[i] - out->rewritten) * (values[i] - out->rewritten);
-    double deviation = sqrt(squares / (REWRITINGS - 1));
-    out->sigmas = deviation > 0 ? (out->mean - out->rewritten) / deviation : 0;
-    out->ran = isfinite(out->mean) && isfinite(out->sigmas);
-    out->tokens = n;
-    return ERR_OK;
-}
-
 int score_text(struct job *j, struct score_result *out, struct err *e)
 {
     struct ids ids = {0};
     struct scorer s = {0};
-    memset(out, 0, sizeof(*out));
+    *out = (struct score_result){.uniform = -log((double)j->spec->vocab_size)};
     int rc = prompt_text(j->front, plain_text, sizeof(plain_text) - 1, &ids, e);
     size_t n = ids.n < MAX_IDS ? ids.n : MAX_IDS;
     if (n > j->context)
@@ -142,9 +103,73 @@ int score_text(struct job *j, struct score_result *out, struct err *e)
     if (!rc && n >= 8 && legal) {
         rc = scorer_open(j, &s, (uint32_t)n, e);
         if (!rc)
-            rc = score(j, &s, ids.data, n, out, e);
+            rc = scorer_mean(&s, ids.data, n, &out->mean, e);
+        out->ran = rc == ERR_OK && isfinite(out->mean);
+        out->tokens = n;
         scorer_close(&s);
     }
     ids_release(&ids);
     return rc;
+}
+
+/* ---- does it look like writing */
+
+enum letter { LETTER_NONE, LETTER_SPACE, LETTER_LOWER, LETTER_UPPER, LETTER_LATIN, LETTER_GREEK, LETTER_CYRILLIC, LETTER_DIGIT, LETTER_JOIN, LETTER_STOP, LETTER_SYMBOL };
+
+static enum letter class_of(uint32_t c)
+{
+    if (c == ' ' || c == '\n' || c == '\t' || c == '\r')
+        return LETTER_SPACE;
+    if (c >= 'a' && c <= 'z')
+        return LETTER_LOWER;
+    if (c >= 'A' && c <= 'Z')
+        return LETTER_UPPER;
+    if (c >= '0' && c <= '9')
+        return LETTER_DIGIT;
+    if (c < 128)
+        return strchr("'\"-(", (int)c) ? LETTER_JOIN : strchr(".,;:!?)", (int)c) ? LETTER_STOP : LETTER_SYMBOL;
+    if (c >= 0xc0 && c < 0x250)
+        return LETTER_LATIN;
+    if (c >= 0x370 && c < 0x400)
+        return LETTER_GREEK;
+    return c >= 0x400 && c < 0x530 ? LETTER_CYRILLIC : LETTER_NONE; /* scripts that put no spaces are not judged */
+}
+
+static bool is_letter(enum letter a)
+{
+    return a >= LETTER_LOWER && a <= LETTER_CYRILLIC;
+}
+
+static bool odd_neighbours(enum letter a, enum letter b)
+{
+    if (a == LETTER_NONE || b == LETTER_NONE || a == LETTER_SPACE || b == LETTER_SPACE || a == LETTER_JOIN || b == LETTER_JOIN)
+        return false;
+    if (a == LETTER_SYMBOL || b == LETTER_SYMBOL)
+        return true;
+    if (a == LETTER_STOP) /* "end.Next", "1.5" is fine */
+        return is_letter(b);
+    if (b == LETTER_STOP)
+        return false;
+    if ((a == LETTER_DIGIT) != (b == LETTER_DIGIT))
+        return true;
+    if (a == LETTER_LOWER && b == LETTER_UPPER)
+        return true;
+    bool latin_a = a <= LETTER_LATIN, latin_b = b <= LETTER_LATIN;
+    return a != LETTER_DIGIT && (latin_a != latin_b || (!latin_a && a != b));
+}
+
+void text_shape_add(struct text_shape *t, const char *text, size_t n)
+{
+    enum letter before = LETTER_NONE;
+    for (size_t i = 0; i < n;) {
+        uint32_t c = 0;
+        size_t len = utf8_decode(text + i, n - i, &c);
+        enum letter now = len ? class_of(c) : LETTER_NONE;
+        if (before != LETTER_NONE && before != LETTER_SPACE && now != LETTER_NONE) {
+            t->pairs++;
+            t->odd += odd_neighbours(before, now);
+        }
+        before = now;
+        i += len ? len : 1;
+    }
 }

@@ -13,8 +13,6 @@
 #include "base/file.h"
 #include "verify/verify.h"
 
-#define SCORE_MIN_SIGMAS 3.0
-
 struct minimal { struct verify_piece *pieces; size_t n, n_ran; double worst; };
 struct notes { char weights[400], numerics[600], bits[300]; };
 
@@ -106,11 +104,11 @@ static int run_bits(struct job *j, struct json_writer *w, struct notes *notes, s
     return ERR_OK;
 }
 
-/* A text that is no likelier than its own rewritings in random ids is not what the model was trained to read. */
+/* A fact for stage 4, which judges it together with what the model writes. */
 static int run_score(struct job *j, struct json_writer *w, struct err *e)
 {
     struct score_result s;
-    job_progress(j, STAGE_MINIMAL, "whether the model reads what the tokenizer writes");
+    job_progress(j, STAGE_MINIMAL, "how likely the model finds a plain text");
     int rc = score_text(j, &s, e);
     if (rc)
         return rc;
@@ -119,14 +117,8 @@ static int run_score(struct job *j, struct json_writer *w, struct err *e)
     json_put_bool(w, "ran", s.ran);
     json_put_u64(w, "tokens", s.tokens);
     json_put_f64(w, "mean_logprob", s.ran ? s.mean : NAN);
-    json_put_f64(w, "rewritten_mean_logprob", s.ran ? s.rewritten : NAN);
-    json_put_f64(w, "sigmas", s.ran ? s.sigmas : NAN);
-    json_put_f64(w, "limit_sigmas", SCORE_MIN_SIGMAS);
+    json_put_f64(w, "uniform_logprob", s.uniform);
     json_end_object(w);
-    if (s.ran && s.sigmas < SCORE_MIN_SIGMAS)
-        finding_add(j->f, FINDING_T005, "plain English text",
-                    "log-probability %.2f a token; %.2f when written in random ids: no more likely than chance (%.1f sigma, limit %.0f): tokenizer and weights do not match",
-                    s.mean, s.rewritten, s.sigmas, SCORE_MIN_SIGMAS);
     return ERR_OK;
 }
 

@@ -126,24 +126,40 @@ static int load_index(struct opening *o, struct err *e)
 struct set {
     const char *stem; /* in the scratch arena */
     uint32_t total, next, n_missing, first_missing;
+    int digits, total_digits; /* as the names are written */
 };
 
-/* Splits a numbered name; false if it is none. n and total get 1.. values. */
-static bool numbered(const char *name, size_t *stem_bytes, uint32_t *n, uint32_t *total)
+/* The digits that end at `end`, at most 9 of them: their number and how many they are; 0 if there are none.
+ */
+static size_t digits_before(const char *name, size_t end, uint32_t *value)
 {
-    static const char tail[] = "-00000-of-00000.safetensors";
-    size_t bytes = strlen(name), tail_bytes = sizeof(tail) - 1;
-    if (bytes <= tail_bytes)
+    size_t n = 0;
+    while (n < end && n < 9 && name[end - n - 1] >= '0' && name[end - n - 1] <= '9')
+        n++;
+    *value = n ? (uint32_t)strtoul(name + end - n, NULL, 10) : 0;
+    return n;
+}
+
+/* Splits stem-00002-of-00005.safetensors; false if the name is not like that. Five digits at least: numbers
+ * without leading zeros would neither sort nor tell their width. */
+static bool numbered(const char *name, size_t *stem_bytes, uint32_t *n, struct set *set)
+{
+    static const char tail[] = ".safetensors", middle[] = "-of-";
+    size_t at = strlen(name);
+    if (!str_ends(name, tail))
         return false;
-    const char *p = name + bytes - tail_bytes;
-    for (size_t i = 0; i < tail_bytes; i++) {
-        if (tail[i] == '0' ? p[i] < '0' || p[i] > '9' : p[i] != tail[i])
-            return false;
-    }
-    *stem_bytes = bytes - tail_bytes;
-    *n = (uint32_t)strtoul(p + 1, NULL, 10);
-    *total = (uint32_t)strtoul(p + 10, NULL, 10);
-    return *n >= 1 && *n <= *total;
+    at -= sizeof(tail) - 1;
+    set->total_digits = (int)digits_before(name, at, &set->total);
+    at -= (size_t)set->total_digits;
+    if (set->total_digits == 0 || at < sizeof(middle) || memcmp(name + at - 4, middle, 4) != 0)
+        return false;
+    at -= 4;
+    set->digits = (int)digits_before(name, at, n);
+    at -= (size_t)set->digits;
+    if (set->digits < 5 || at == 0 || name[at - 1] != '-')
+        return false;
+    *stem_bytes = at - 1;
+    return *n >= 1 && *n <= set->total;
 }
 
 static void miss(struct set *s, uint32_t from, uint32_t to)
@@ -164,8 +180,9 @@ static void report_sets(struct opening *o, struct set *sets, size_t n)
         if (s->n_missing == 0)
             continue;
         o->c->n_lost_shards += s->n_missing;
-        snprintf(subject, sizeof(subject), "%s-%05u-of-%05u.safetensors",
-                 ckpt_show(s->stem, stem, sizeof(stem)), s->first_missing, s->total);
+        snprintf(subject, sizeof(subject), "%s-%0*u-of-%0*u.safetensors",
+                 ckpt_show(s->stem, stem, sizeof(stem)), s->digits, s->first_missing, s->total_digits,
+                 s->total);
         if (s->n_missing == 1)
             finding_add(o->f, FINDING_W002, subject,
                         "the only one missing of %u files of this numbering; there is no "
@@ -187,12 +204,14 @@ static int check_numbering(struct opening *o, struct err *e)
     int rc = ERR_OK;
     for (size_t i = 0; !rc && i < o->n_names; i++) { /* sorted: numbers of one set come in ascending order */
         size_t stem_bytes;
-        uint32_t number, total, at = (uint32_t)n_sets;
-        if (!numbered(o->names[i], &stem_bytes, &number, &total))
+        struct set new = {.next = 1};
+        uint32_t number, at = (uint32_t)n_sets;
+        if (!numbered(o->names[i], &stem_bytes, &number, &new))
             continue;
-        char *stem = arena_strndup(&o->scratch, o->names[i], stem_bytes);
-        char *key = arena_printf(&o->scratch, "%.*s/%u", (int)stem_bytes, o->names[i], total);
-        int put = stem && key ? strmap_put(&map, key, strlen(key), at, &at) : ERR_NOMEM;
+        new.stem = arena_strndup(&o->scratch, o->names[i], stem_bytes);
+        char *key =
+            arena_printf(&o->scratch, "%.*s/%d/%u", (int)stem_bytes, o->names[i], new.digits, new.total);
+        int put = new.stem &&key ? strmap_put(&map, key, strlen(key), at, &at) : ERR_NOMEM;
         if (put == 0 && vec_reserve(&sets, &capacity, n_sets + 1, sizeof(struct set)))
             put = ERR_NOMEM;
         if (put < 0) {
@@ -200,7 +219,7 @@ static int check_numbering(struct opening *o, struct err *e)
             break;
         }
         if (put == 0)
-            ((struct set *)sets)[n_sets++] = (struct set){.stem = stem, .total = total, .next = 1};
+            ((struct set *)sets)[n_sets++] = new;
         struct set *s = &((struct set *)sets)[at];
         miss(s, s->next, number);
         s->next = number + 1;
@@ -303,13 +322,13 @@ static void judge_shard(struct opening *o, size_t i, const struct st_file *file,
         set_fault(o, i, FINDING_W003, "%s bytes: not even the length of its header",
                   format_count(s->file_bytes, a, sizeof(a)));
     else if (short_header || (v == ST_METADATA_INCOMPLETE_BUFFER && needed > s->file_bytes))
-        set_fault(o, i, FINDING_W003, "%s bytes short of what its header declares: %s of %s%s",
-                  format_count(needed - s->file_bytes, a, sizeof(a)),
+        set_fault(o, i, FINDING_W003, "%s byte%s short of what its header declares: %s of %s%s",
+                  format_count(needed - s->file_bytes, a, sizeof(a)), needed - s->file_bytes == 1 ? "" : "s",
                   format_count(s->file_bytes, b, sizeof(b)), format_count(needed, (char[32]){0}, 32),
                   short_header ? ", and that is the header alone" : "");
     else if (v == ST_METADATA_INCOMPLETE_BUFFER)
-        set_fault(o, i, FINDING_W005, "%s bytes more than its header declares: %s instead of %s",
-                  format_count(s->file_bytes - needed, a, sizeof(a)),
+        set_fault(o, i, FINDING_W005, "%s byte%s more than its header declares: %s instead of %s",
+                  format_count(s->file_bytes - needed, a, sizeof(a)), s->file_bytes - needed == 1 ? "" : "s",
                   format_count(s->file_bytes, b, sizeof(b)), format_count(needed, (char[32]){0}, 32));
     else
         set_fault(o, i, FINDING_W004, "%s: %s", st_verdict_name(v), why);

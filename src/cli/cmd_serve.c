@@ -187,6 +187,7 @@ int cmd_serve(struct d0 *d0, int argc, char **argv)
     struct err e = {0};
     sigset_t signals;
     block_signals(&signals);
+    d0->log.level = LOG_INFO;
     if (a.log_file) {
         d0->log.fd = open(a.log_file, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
         if (d0->log.fd < 0) {

@@ -51,7 +51,8 @@ static const struct command *nearest(const char *word)
 int main(int argc, char **argv)
 {
     signal(SIGPIPE, SIG_IGN);
-    struct d0 d0 = {.log = {.level = LOG_INFO, .fd = STDERR_FILENO}};
+    /* progress goes to a terminal only; warnings always */
+    struct d0 d0 = {.log = {.level = LOG_WARN, .fd = STDERR_FILENO}};
     if (argc < 2) {
         print_help(stderr);
         return EXIT_WRONG_USAGE;

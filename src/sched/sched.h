@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The scheduler: requests in, step plans out, results back in. Owns request state, the page pool (reference-counted, with a prefix cache)
- * and the batching policy. Knows no HTTP and no text; runs the same under a simulator. One thread owns it.
+ * The scheduler: requests in, step plans out, results back in. Owns request state, the page pool
+ * (reference-counted, with a prefix cache) and the batching policy. Knows no HTTP and no text; runs the same
+ * under a simulator. One thread owns it.
  */
 #ifndef SCHED_SCHED_H
 #define SCHED_SCHED_H
@@ -14,16 +15,22 @@ struct sched_options {
     uint32_t prefill_chunk;      /* most prompt tokens of one sequence in one step; 0: max_tokens */
     uint32_t max_waiting;        /* queued requests beyond which submit refuses */
     bool prefix_cache;
-    uint64_t hash_mask;          /* bits of the prefix hash that are used; 0: all. Tests force collisions with it */
+    uint64_t hash_mask; /* bits of the prefix hash that are used; 0: all. Tests force collisions with it */
     struct mem *mem;
 };
 
-enum sched_finish { SCHED_RUNNING = 0, SCHED_STOP /* a stop id */, SCHED_LENGTH, SCHED_CANCELLED, SCHED_FAILED };
+enum sched_finish {
+    SCHED_RUNNING = 0,
+    SCHED_STOP /* a stop id */,
+    SCHED_LENGTH,
+    SCHED_CANCELLED,
+    SCHED_FAILED
+};
 const char *sched_finish_name(enum sched_finish f); /* OpenAI's words: "stop", "length", ... */
 
 struct sched_request {
-    uint64_t id;            /* unique among live requests, chosen by the caller */
-    const int32_t *prompt;  /* copied */
+    uint64_t id;           /* unique among live requests, chosen by the caller */
+    const int32_t *prompt; /* copied */
     uint32_t n_prompt;
     uint32_t max_new;
     const int32_t *stop_ids; /* copied; a sampled stop id ends the request and is reported with the event */
@@ -47,7 +54,8 @@ typedef void (*sched_event_fn)(void *context, const struct sched_event *event);
 
 struct sched_stats {
     uint32_t n_running, n_waiting;
-    uint32_t pages_total, pages_free, pages_cached; /* cached: unreferenced but reusable, counted as free too */
+    uint32_t pages_total, pages_free,
+        pages_cached; /* cached: unreferenced but reusable, counted as free too */
     uint64_t steps, tokens_prefilled, tokens_generated, tokens_cached;
     uint64_t finished[5]; /* by enum sched_finish */
     uint32_t last_batch_seqs, last_batch_tokens;
@@ -57,20 +65,26 @@ struct sched;
 int sched_open(struct sched **out, const struct sched_options *o, struct err *e);
 void sched_close(struct sched *s);
 
-/* ERR_LIMIT when the request can never fit (prompt + max_new over context or over all pages: says both numbers); ERR_BUSY when the queue is full;
- * ERR_INVALID for an empty prompt or an id outside the vocabulary. */
+/* ERR_LIMIT when the request can never fit (prompt + max_new over context or over all pages: says both
+ * numbers); ERR_BUSY when the queue is full; ERR_INVALID for an empty prompt or an id outside the vocabulary.
+ */
 int sched_submit(struct sched *s, const struct sched_request *r, struct err *e);
 /* Frees its pages at once, also while it waits; no event follows. Unknown ids are ignored. */
 void sched_cancel(struct sched *s, uint64_t id);
 
-/* The next step into buf (step_plan_bytes(limits) always suffices; ERR_BUSY while a step is out); *plan is NULL when there is nothing to do. Decode tokens go first, then prompt chunks in arrival order within max_tokens;
- * pages for prompt and max_new are reserved at admission, so a running request never loses its pages. Allocates nothing in the steady state. */
+/* The next step into buf (step_plan_bytes(limits) always suffices; ERR_BUSY while a step is out); *plan is
+ * NULL when there is nothing to do. Decode tokens go first, then prompt chunks in arrival order within
+ * max_tokens; pages for prompt and max_new are reserved at admission, so a running request never loses its
+ * pages. Allocates nothing in the steady state. */
 int sched_plan(struct sched *s, void *buf, size_t cap, struct step_plan **plan, struct err *e);
-/* Applies the result of that step: emits events. A result with an error fails the requests of that step. ERR_FORMAT and ERR_MISMATCH leave the step out:
- * apply a step_result_error instead. The callback must not call into the scheduler. */
-int sched_apply(struct sched *s, const struct step_result *r, size_t bytes, sched_event_fn fn, void *context, struct err *e);
-/* The engine was lost and will be rebuilt: the step that is out is forgotten, cached pages are dropped, and every running request starts over from its
- * prompt and the tokens it has already given, in its old order. No event; the texts continue with the same tokens. */
+/* Applies the result of that step: emits events. A result with an error fails the requests of that step.
+ * ERR_FORMAT and ERR_MISMATCH leave the step out: apply a step_result_error instead. The callback must not
+ * call into the scheduler. */
+int sched_apply(struct sched *s, const struct step_result *r, size_t bytes, sched_event_fn fn, void *context,
+                struct err *e);
+/* The engine was lost and will be rebuilt: the step that is out is forgotten, cached pages are dropped, and
+ * every running request starts over from its prompt and the tokens it has already given, in its old order. No
+ * event; the texts continue with the same tokens. */
 void sched_engine_lost(struct sched *s);
 void sched_stats(const struct sched *s, struct sched_stats *out);
 /* Every invariant (reference counts, free list, tables); for tests. */

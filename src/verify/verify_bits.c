@@ -52,7 +52,8 @@ static int feed(struct bits *b, uint32_t chunk, uint32_t others, float *to, stru
         for (uint32_t i = 0; i <= others; i++) {
             bool me = i == mine;
             /* the others begin anew with every step, each with its own length */
-            uint32_t length = me ? n : 1 + (at + 5 * i) % (b->context / 4);
+            uint32_t most = 2 * chunk + 3 < b->context / 4 ? 2 * chunk + 3 : b->context / 4;
+            uint32_t length = me ? n : 1 + (at + 5 * i) % most;
             runs[count++] = (struct runner_run){.slot = i,
                                                 .tokens = me ? b->ids + at : b->other + i,
                                                 .n = length,
@@ -109,6 +110,20 @@ static int run_cases(struct bits *b, struct err *e)
     return rc;
 }
 
+static uint32_t choose_tokens(const struct spec *s, size_t n_ids)
+{
+    uint64_t bytes = 1;
+    for (size_t i = 0; i < s->n_weights; i++)
+        if (s->weights[i].tensor && !add_u64(bytes, s->weights[i].tensor->bytes, &bytes))
+            bytes = UINT64_MAX;
+    uint64_t n = BITS_READ / bytes;
+    n = n < BITS_MIN_TOKENS ? BITS_MIN_TOKENS : (n > BITS_TOKENS ? BITS_TOKENS : n);
+    n = n < n_ids ? n : n_ids;
+    if (s->max_positions > 0 && n > (uint64_t)s->max_positions)
+        n = (uint64_t)s->max_positions;
+    return (uint32_t)n;
+}
+
 /* The others' text: the request's ids, turned round. */
 static bool make_others(struct bits *b)
 {
@@ -125,15 +140,10 @@ int verify_bits(struct dev *d, const struct spec *s, struct ckpt *c, const int32
     *out = (struct verify_bits_result){.ran = false};
     if (n_ids < 1 || s->vocab_size < 1)
         return err_set(e, ERR_INVALID, "reproducibility needs at least one token and a vocabulary");
-    struct bits b = {.ids = ids,
-                     .n = n_ids < BITS_TOKENS ? (uint32_t)n_ids : BITS_TOKENS,
-                     .context = BITS_TOKENS,
-                     .out = out};
+    struct bits b = {.ids = ids, .n = choose_tokens(s, n_ids), .context = BITS_TOKENS, .out = out};
     const struct d0_value *result =
         graph_result(s->graph) == D0_NO_VALUE ? NULL : &s->graph->values[graph_result(s->graph)];
     b.vocab = result && result->dims[1] > 0 ? (uint64_t)result->dims[1] : (uint64_t)s->vocab_size;
-    if (s->max_positions > 0 && s->max_positions < b.n)
-        b.n = (uint32_t)s->max_positions;
     b.all = b.n * b.vocab <= BITS_MAX_LOGITS;
     uint64_t values = b.all ? b.n * b.vocab : b.vocab;
     struct runner_size size = {

@@ -219,13 +219,27 @@ static void judge_piece(struct minimal *m, const struct capture *got, const stru
                     error, m->limit);
         return;
     }
-    for (size_t k = 0; k < want->rows[last] * want->width[last]; k++)
-        if (!isfinite(want->data[last][k])) {
+}
+
+/* The reference's result becomes the next input, unless it would spoil it. false, with a finding unless bad
+ * weights have one: not finite. */
+static bool pass_on(struct minimal *m, const struct capture *want, bool bad_weights, struct verify_piece *p)
+{
+    size_t last = want->n - 1, n = want->rows[last] * want->width[last];
+    for (size_t k = 0; k < n; k++) {
+        if (isfinite(want->data[last][k]))
+            continue;
+        if (!p->why[0])
             snprintf(p->why, sizeof p->why, "the result holds NaN or infinity on both devices");
+        if (!bad_weights)
             finding_add(m->f, FINDING_N002, p->name,
                         "value %zu of the result is not finite, also on the reference device", k);
-            return;
-        }
+        return false;
+    }
+    /* fewer tokens may have run here than the next piece takes: the rest keeps its first values */
+    if (want->width[last] == (size_t)m->s->hidden && want->rows[last] <= MINIMAL_TOKENS)
+        memcpy(m->hidden, want->data[last], n * sizeof(float));
+    return true;
 }
 
 /* ---- pieces ---- */
@@ -269,12 +283,8 @@ static int run_both(struct minimal *m, const struct graph *g, struct verify_piec
         if (w.not_finite)
             finding_add(m->f, FINDING_W016, w.not_finite, "NaN or infinity in the weights of %s", p->name);
         judge_piece(m, got, want, p);
-        if (p->all_zero && !p->why[0])
+        if (pass_on(m, want, w.not_finite != NULL, p) && p->all_zero && !p->why[0])
             snprintf(p->why, sizeof p->why, "all weights are zero: proves nothing");
-        size_t last = want->n - 1;
-        /* fewer tokens may have run here than the next piece takes: the rest keeps its first values */
-        if (want->width[last] == (size_t)m->s->hidden && want->rows[last] == tokens)
-            memcpy(m->hidden, want->data[last], (size_t)tokens * want->width[last] * sizeof(float));
     }
     shared_weights_close(&w);
     capture_free(got);

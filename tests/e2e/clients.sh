@@ -7,7 +7,7 @@ if command -v curl > /dev/null; then
     says "it says ready" 'ready' "$scratch/out"
     run 0 "curl: /metrics" curl -sf "$url/metrics"
     says "in Prometheus' format" '^# TYPE ' "$scratch/out"
-    run 0 "curl: a stream" curl -sfN "$url/v1/completions" -H 'Content-Type: application/json' -d '{"prompt":"Ada looks","max_tokens":4,"stream":true}'
+    run 0 "curl: a stream" curl -sfN "$url/v1/completions" -H 'Content-Type: application/json' -d '{"model":"model","prompt":"Ada looks","max_tokens":4,"stream":true}'
     says "ends with [DONE]" '^data: \[DONE\]' "$scratch/out"
 else
     skip "curl" "curl is not installed"

@@ -257,11 +257,32 @@ static void numbered_shard_deleted(void **state)
     only(x, FINDING_W002, S1, "2 are");
 }
 
+/* Other widths, two sets at once, and names that only look like numbers. */
+static void numbering(void **state)
+{
+    struct fixture *x = *state;
+    static const char *const names[] = {"x-00001-of-000003.safetensors",
+                                        "x-00003-of-000003.safetensors",
+                                        "y-000001-of-000002.safetensors",
+                                        "y-000002-of-000002.safetensors",
+                                        "-of-2.safetensors",
+                                        "z-00000-of-00002.safetensors",
+                                        "z-00003-of-00002.safetensors",
+                                        "00001-of-00002.safetensors",
+                                        "-00001-of-9999999999.safetensors",
+                                        "u-1-of-11.safetensors",
+                                        "u-10-of-11.safetensors"};
+    drop(x, INDEX), drop(x, S1), drop(x, S2), drop(x, S3);
+    for (size_t i = 0; i < ARRAY_LEN(names); i++)
+        put_shard(x, names[i], arena_printf(&x->arena, "t.%zu", i), NULL);
+    only(x, FINDING_W002, "x-00002-of-000003.safetensors", "only one missing of 3");
+}
+
 static void shard_truncated(void **state)
 {
     struct fixture *x = *state;
     resize(x, S2, -1);
-    only(x, FINDING_W003, S2, "1 bytes short");
+    only(x, FINDING_W003, S2, "1 byte short");
     assert_non_null(strstr(x->f.items[0].evidence, "1 tensor: b.1"));
     assert_int_equal(x->c->n_tensors, 6);
     assert_false(x->c->shards[1].usable);
@@ -427,7 +448,7 @@ static void second_copy(void **state)
     assert_int_equal(ckpt_find(x->c, "a.0")->shard, 0);
     assert_true(x->c->shards[ckpt_find(x->c, "layers.0.wq")->shard].unindexed);
     resize(x, "consolidated.safetensors", -1);
-    only(x, FINDING_W008, "consolidated.safetensors", "damaged: 1 bytes short");
+    only(x, FINDING_W008, "consolidated.safetensors", "damaged: 1 byte short");
 }
 
 static void path_traversal(void **state)
@@ -552,6 +573,7 @@ int main(void)
         T(shard_deleted),
         T(all_shards_deleted),
         T(numbered_shard_deleted),
+        T(numbering),
         T(shard_truncated),
         T(trailing),
         T(malformed),

@@ -324,6 +324,10 @@ static void test_null_tracks(void **state)
     dev_info(&d, &info, NULL);
     assert_int_equal(info.memory_used, 0);
     assert_true(info.memory_peak == UINT64_C(8) << 40);
+    struct d0_status st = {.size = sizeof st};
+    assert_int_equal(d.api->buffer_wrap(d.handle, big, sizeof big, &b, &st), D0_OK);
+    assert_int_equal(dev_copy_out(&d, q, b, 4000, host, 64, &e), ERR_OK);
+    dev_buffer_free(&d, b);
     float out[MAX_T * N];
     run_small(&d, out, 2);
     assert_true(out[0] == 0 && out[2 * N - 1] == 0);

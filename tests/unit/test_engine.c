@@ -20,10 +20,10 @@
 #include "tiny_llama.h"
 
 #define VOCAB      320
-#define PROMPT     85
+#define PROMPT     70
 #define STEPS      4 /* decode steps after the prompt */
 #define PT         8
-#define PAGES      13 /* of one sequence */
+#define PAGES      12 /* of one sequence */
 #define RESULT_CAP (8u << 20)
 
 /* ---- counting what reaches the allocator (--wrap at link time) ----------------------------------------- */
@@ -337,7 +337,7 @@ static void test_steps_allocate_nothing(void **state)
     struct sched *s;
     struct err e = {0};
     struct sched_options so = {.limits = *engine_limits(r.engine),
-                               .max_context = 100,
+                               .max_context = 95,
                                .max_waiting = 64,
                                .prefix_cache = true,
                                .prefill_chunk = 16};
@@ -353,10 +353,10 @@ static void test_steps_allocate_nothing(void **state)
             for (uint32_t i = 0; i < 40; i++)
                 prompt[i] = token_at(id % 3, i);
             struct sched_request q = {
-                .id = ++id,
+                .id = id,
                 .prompt = prompt,
                 .n_prompt = 20 + (uint32_t)(id % 20),
-                .max_new = 60,
+                .max_new = 50,
                 .ignore_stop = true,
                 .sampling = {.temperature = 0.8f, .top_p = 0.9f, .n_top = 2, .seed = id}};
             assert_int_equal(sched_submit(s, &q, &e), ERR_OK);

@@ -19,6 +19,7 @@
 #include "base/file.h"
 #include "net/net.h"
 #include "serve/serve.h"
+#include "serve/stop_text.h"
 #include "fake_engine.h"
 
 #define S           1000000000u
@@ -454,6 +455,47 @@ static void stop_strings(void **state)
     stop(s);
 }
 
+static void stop_ends_the_work(void **state)
+{
+    (void)state;
+    struct server *s = new_server(usual);
+    struct arena a;
+    arena_init(&a, NULL, MEM_MISC);
+    s->front->stop_ids[s->front->n_stop++] =
+        LETTER('d'); /* a stop id that is no special token gives no text either */
+    start(s, (struct serve_options){0});
+    const struct json *v = post(s, COMPLETIONS, "{\"model\":\"tiny\",\"prompt\":\"b\"}", 200, &a);
+    assert_string_equal(text_at(v, "choices.0.text"), "hello worl");
+    s->engine.step_ns = 20000000; /* 240 tokens take longer than becomes() waits */
+    v = post(s, COMPLETIONS,
+             "{\"model\":\"tiny\",\"prompt\":\"b\",\"max_tokens\":240,\"ignore_eos\":true,\"stop\":\"lo\"}",
+             200, &a);
+    assert_string_equal(text_at(v, "choices.0.text"), "hel");
+    assert_true(becomes(s, "day0_requests_running", 0));
+    arena_release(&a);
+    stop(s);
+}
+
+/* The earliest of several stop strings counts, and what may become one stays back. */
+static void stop_text_alone(void **state)
+{
+    (void)state;
+    static const struct stop_string stops[] = {{"bc", 2}, {"cd", 2}, {"efgh", 4}};
+    struct stop_text t = {.stops = stops, .n_stops = 3};
+    strbuf_puts(&t.held, "xyefg");
+    assert_int_equal(stop_text_certain(&t), 2);
+    stop_text_release(&t, 2);
+    strbuf_puts(&t.held, "b");
+    assert_int_equal(stop_text_certain(&t), 3); /* "efg" is free again, "b" is not */
+    stop_text_release(&t, 3);
+    assert_string_equal(t.held.data, "b");
+    strbuf_puts(&t.held, "cd");
+    assert_int_equal(stop_text_certain(&t), 0);
+    assert_true(t.hit);
+    assert_int_equal(t.released, 5);
+    strbuf_release(&t.held);
+}
+
 static void whole_characters(void **state)
 {
     (void)state;
@@ -600,6 +642,7 @@ static void refusals(void **state)
     snprintf(big, 30000, "{\"model\":\"tiny\",\"prompt\":\"%0*d\"}", 10000,
              0); /* refused by its bytes, not tokenized */
     v = post(s, COMPLETIONS, big, 400, &a);
+    assert_non_null(strstr(text_at(v, "error.message"), "bytes"));
     assert_string_equal(text_at(v, "error.code"), "context_length_exceeded");
     free(big);
     text = get(s, COMPLETIONS, &status);
@@ -791,7 +834,7 @@ static void clients_that_leave(void **state)
     struct err e = {0};
     struct stream st[20] = {0};
     start(s, (struct serve_options){0});
-    s->engine.step_ns = 5000000;
+    s->engine.step_ns = 20000000; /* to run to the end would take 5 s, longer than becomes() waits */
     assert_int_equal(http_client_open(&c, &e), 0);
     add_streams(
         s, c, st, 20,
@@ -928,6 +971,8 @@ int main(void)
         cmocka_unit_test(completion_and_chat),
         cmocka_unit_test(streams_equal_answers),
         cmocka_unit_test(stop_strings),
+        cmocka_unit_test(stop_ends_the_work),
+        cmocka_unit_test(stop_text_alone),
         cmocka_unit_test(whole_characters),
         cmocka_unit_test(log_probabilities),
         cmocka_unit_test(refusals),

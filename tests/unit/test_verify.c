@@ -497,6 +497,7 @@ static void test_minimal(void **state)
     open_dir(&o, model, "fast");
     minimal(&o, 0, &n);
     assert_true(found(&o.f, FINDING_W016));
+    assert_int_equal(o.f.n, 1); /* what follows from it is no finding */
     close_dir(&o);
 }
 

@@ -132,7 +132,7 @@ static int f_read_output(struct d0_queue *queue, struct d0_exec *exec, uint32_t 
 static void open_faulty(struct dev *d, enum fault fault, uint32_t victim)
 {
     struct err e;
-    assert_int_equal(dev_open(d, &(struct dev_options){.name = "cpu", .isa = "fast", .n_threads = 2}, &e), 0);
+    assert_int_equal(dev_open(d, &(struct dev_options){.name = "cpu", .isa = "fast", .n_threads = 1}, &e), 0);
     memset(&faulty, 0, sizeof faulty);
     faulty.cpu = d->api;
     faulty.api = *d->api;
@@ -200,14 +200,16 @@ static void test_builtin_passes(void **state)
         struct dev d;
         struct err e;
         struct outcome o;
-        if (dev_open(&d, &(struct dev_options){.name = "cpu", .isa = isas[k]}, &e) != 0) {
+        if (dev_open(&d, &(struct dev_options){.name = "cpu", .isa = isas[k], .n_threads = k == 2 ? 2 : 1},
+                     &e) != 0) {
             print_message("SKIP %s: this processor does not have it\n", isas[k]);
             continue;
         }
-        run_ops(&d, NULL, false, &o);
+        /* the reference against itself can only show faults of the harness: one operator is enough */
+        run_ops(&d, k == 0 ? "attention" : NULL, false, &o);
         print_message("%s\n", isas[k]);
         print_rows(&o);
-        assert_true(o.n >= n_ops);
+        assert_true(o.n >= (k == 0 ? 3 : n_ops));
         for (size_t i = 0; i < o.n; i++)
             assert_true(o.r[i].passed && o.r[i].supported);
         assert_int_equal(o.f.n, 0);
@@ -216,13 +218,14 @@ static void test_builtin_passes(void **state)
     }
 }
 
-/* Exactly the rows of the victim fail, with a finding that names it. */
+/* Exactly the rows of the victim fail (once among all operators, else among those whose name contains it),
+ * with a finding that names it. */
 static void expect_caught(enum fault fault, uint32_t victim, const char *name, const char *why)
 {
     struct dev d;
     struct outcome o;
     open_faulty(&d, fault, victim);
-    run_ops(&d, NULL, false, &o);
+    run_ops(&d, fault == FAULT_ONE_ELEMENT ? NULL : name, false, &o);
     size_t failed = 0;
     for (size_t i = 0; i < o.n; i++) {
         bool of_victim =

@@ -18,7 +18,7 @@ struct tiny_llama {
 
 #define TINY_LLAMA_DEFAULT                                                                                   \
     {                                                                                                        \
-        .vocab = 320, .hidden = 128, .layers = 2, .heads = 4, .kv_heads = 2, .dim = 32, .inter = 256,        \
+        .vocab = 320, .hidden = 128, .layers = 2, .heads = 4, .kv_heads = 2, .dim = 32, .inter = 192,        \
         .page_tokens = 8, .dtype = D0_BF16, .kv_dtype = D0_BF16, .seed = 1                                   \
     }
 

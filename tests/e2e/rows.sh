@@ -1,0 +1,110 @@
+#!/bin/sh
+# Every row of the checklist: what it checks is broken, and it turns red. The intact demo model is the control.
+. "$(dirname "$0")/lib.sh"
+model=$root/demo/model
+reference=$root/demo/reference.safetensors
+command -v python3 > /dev/null || { skip "rows" "python3 is not installed"; finish; }
+[ -s "$model/model.safetensors" ] || { skip "rows" "no demo model"; finish; }
+report=$scratch/report
+
+# row NAME KEY STATE : the state of one row in the report
+row() {
+    state=$(grep -A2 "\"row\": \"$2\"" "$report/report.json" | sed -n 's/.*"state": "\(.*\)",/\1/p')
+    if [ "$state" = "$3" ]; then ok "$1: row $2 is $3"; else not_ok "$1: row $2 is $3" "it is '$state'"; fi
+}
+# adapt STATUS NAME ARGS... : with a fresh directory
+adapt() {
+    want=$1 name=$2
+    shift 2
+    rm -rf "$report"
+    run "$want" "$name: exit status $want" "$day0" adapt "$@" --out "$report" --requests 2
+}
+copy() { rm -rf "$scratch/copy"; cp -r "$model" "$scratch/copy"; }
+edit() { python3 "$here/spoil.py" "$@" || not_ok "spoil.py $1"; }
+
+adapt 0 "intact" "$model" --reference "$reference"
+for key in weights memory communication numerics text service; do row "intact" $key passed; done
+row "intact" image "not applicable"
+
+copy; truncate -s -1 "$scratch/copy/model.safetensors"
+adapt 1 "one byte short" "$scratch/copy" --reference "$reference"
+row "one byte short" weights failed
+says "one byte short: W003 in the report" '"id": "W003"' "$report/report.json"
+copy; rm "$scratch/copy/model.safetensors"
+adapt 1 "shard deleted" "$scratch/copy"
+row "shard deleted" weights failed
+row "shard deleted" numerics "not checked"
+row "shard deleted" service "not checked"
+copy; edit nan "$scratch/copy"
+adapt 1 "a NaN in the weights" "$scratch/copy"
+row "a NaN in the weights" weights failed
+says "a NaN in the weights: W016 in the report" '"id": "W016"' "$report/report.json"
+
+adapt 1 "1 MB of memory" "$model" --reference "$reference" --memory 1M
+row "1 MB of memory" memory failed
+row "1 MB of memory" service "not checked"
+says "1 MB of memory: needs and has" 'needs .*B, has 1.00 MB' "$report/report.json"
+
+plugin=$(find "$build/tests/plugins" -name 'libbad_comm.so' 2> /dev/null | head -1)
+if [ -n "$plugin" ]; then
+    adapt 1 "wrong communicator" "$model" --reference "$reference" --comm "$plugin"
+    row "wrong communicator" communication failed
+    row "wrong communicator" numerics passed
+else
+    skip "wrong communicator" "the plugin was not built"
+fi
+
+edit reference "$reference" "$scratch/wrong.safetensors"
+adapt 1 "wrong reference" "$model" --reference "$scratch/wrong.safetensors"
+row "wrong reference" numerics failed
+copy; edit weight "$scratch/copy"
+adapt 1 "a flipped weight" "$scratch/copy" --reference "$reference"
+row "a flipped weight" numerics failed
+row "a flipped weight" weights passed
+
+copy; edit shuffle "$scratch/copy"
+adapt 1 "vocabulary shuffled" "$scratch/copy" --reference "$reference"
+row "vocabulary shuffled" text failed
+says "vocabulary shuffled: T005 in the report" '"id": "T005"' "$report/report.json"
+copy; edit bos "$scratch/copy"
+adapt 1 "BOS twice" "$scratch/copy" --reference "$reference"
+row "BOS twice" text failed
+says "BOS twice: T006 in the report" '"id": "T006"' "$report/report.json"
+
+copy; edit vision "$scratch/copy"
+"$day0" adapt "$scratch/copy" --out "$scratch/vision" --requests 2 > "$scratch/out" 2> "$scratch/err"
+rm -rf "$report"; cp -r "$scratch/vision" "$report"
+row "a model that takes images" image "not checked"
+
+python3 "$here/broken_server.py" "$scratch/broken.port" &
+children="$children $!"
+for _ in $(seq 1 100); do [ -s "$scratch/broken.port" ] && break; sleep 0.1; done
+adapt 1 "broken server" "$model" --reference "$reference" --service "http://127.0.0.1:$(cat "$scratch/broken.port")"
+row "broken server" service failed
+row "broken server" memory "not checked"
+adapt 1 "no server there" "$model" --service http://127.0.0.1:9
+row "no server there" service failed
+row "no server there" text "not checked"
+serve "$model"
+adapt 4 "a good server elsewhere" "$model" --reference "$reference" --service "$url"
+row "a good server elsewhere" service passed
+row "a good server elsewhere" text passed
+
+# resume: the same again is taken over; a changed weight, another option and --fresh are not
+copy
+adapt 0 "first run" "$scratch/copy" --reference "$reference"
+again() { run "$1" "$2: exit status $1" "$day0" adapt "$scratch/copy" --reference "$reference" --out "$report" --requests 2 $3; }
+again 0 "unchanged" ""
+[ "$(count 'resumed' "$scratch/out")" = 5 ] && ok "unchanged: five stages resumed" || not_ok "unchanged: five stages resumed"
+again 0 "--fresh" "--fresh"
+[ "$(count 'resumed' "$scratch/out")" = 0 ] && ok "--fresh: none resumed" || not_ok "--fresh: none resumed"
+again 0 "another context" "--context 256"
+[ "$(count 'resumed' "$scratch/out")" = 2 ] && ok "another context: stages 1 and 2 resumed" || not_ok "another context: stages 1 and 2 resumed"
+edit weight "$scratch/copy"
+again 1 "a weight flipped behind the same header" ""
+[ "$(count 'resumed' "$scratch/out")" = 0 ] && ok "a flipped weight: none resumed" || not_ok "a flipped weight: none resumed"
+again 1 "and once more" ""
+[ "$(count 'stage 2.*resumed' "$scratch/out")" = 0 ] && ok "a failed stage is not resumed" || not_ok "a failed stage is not resumed"
+echo '{"key": "x"' > "$report/stages/1.json"
+again 1 "a stored stage that is no JSON runs again" ""
+finish

@@ -1,0 +1,94 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Plants one fault in a copy of a model directory, for rows.sh. Standard library only.
+
+    spoil.py nan|weight|shuffle|bos|vision DIR      spoil.py reference IN OUT
+"""
+import json
+import random
+import struct
+import sys
+
+
+def tensors(path):
+    with open(path, "rb") as f:
+        n = struct.unpack("<Q", f.read(8))[0]
+        header = json.loads(f.read(n))
+    return {k: v for k, v in header.items() if k != "__metadata__"}, 8 + n
+
+
+def patch(path, offset, data):
+    with open(path, "r+b") as f:
+        f.seek(offset)
+        f.write(data)
+
+
+def first_matrix(path):
+    """A two-dimensional weight of a middle layer: its type and byte offset."""
+    table, base = tensors(path)
+    name = sorted(k for k, v in table.items() if len(v["shape"]) == 2 and ".layers." in k)[0]
+    return table[name]["dtype"], base + table[name]["data_offsets"][0]
+
+
+def tokenizer(directory, change):
+    path = directory + "/tokenizer.json"
+    with open(path, encoding="utf-8") as f:
+        t = json.load(f)
+    change(t)
+    with open(path, "w", encoding="utf-8") as f:
+        json.dump(t, f, ensure_ascii=False)
+
+
+def shuffle(t):
+    vocab = t["model"]["vocab"]
+    fixed = {a["content"] for a in t.get("added_tokens", [])}
+    keys = [k for k in vocab if k not in fixed and not k.startswith("<0x")]
+    ids = [vocab[k] for k in keys]
+    random.Random(4).shuffle(ids)
+    vocab.update(zip(keys, ids))
+
+
+def double_bos(t):
+    def special(parts):
+        return next((i for i, p in enumerate(parts) if "SpecialToken" in p), None)
+
+    post = t["post_processor"]
+    for p in [post] + post.get("processors", []):
+        if p.get("type") == "TemplateProcessing":
+            at = special(p["single"])
+            p["single"].insert(at, p["single"][at])
+
+
+def main(argv):
+    what, path = argv[1], argv[2]
+    weights = path + "/model.safetensors"
+    if what == "nan":
+        dtype, at = first_matrix(weights)
+        patch(weights, at, struct.pack("<f", float("nan")) if dtype == "F32" else b"\xc0\x7f\xc0\x7f")
+    elif what == "weight":
+        dtype, at = first_matrix(weights)
+        patch(weights, at, struct.pack("<f", 9.0) if dtype == "F32" else b"\x10\x41")
+    elif what == "shuffle":
+        tokenizer(path, shuffle)
+    elif what == "bos":
+        tokenizer(path, double_bos)
+    elif what == "vision":
+        with open(path + "/config.json", encoding="utf-8") as f:
+            c = json.load(f)
+        c["vision_config"] = {"hidden_size": 32}
+        with open(path + "/config.json", "w", encoding="utf-8") as f:
+            json.dump(c, f)
+    elif what == "reference":
+        table, base = tensors(path)
+        with open(path, "rb") as f:
+            data = bytearray(f.read())
+        begin, end = table["logits"]["data_offsets"]
+        at = base + begin + (end - begin) // 8 * 4
+        data[at:at + 4] = struct.pack("<f", struct.unpack("<f", data[at:at + 4])[0] + 0.25)
+        with open(argv[3], "wb") as f:
+            f.write(data)
+    else:
+        sys.exit("spoil.py: unknown fault " + what)
+
+
+main(sys.argv)

@@ -1,0 +1,264 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The text front of a directory: stop ids of all files, exactly one BOS, plain rendering, templates refused,
+ * findings for what is wrong.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "base/file.h"
+#include "ckpt/ckpt.h"
+#include "prompt/prompt.h"
+#include "tiny_tokenizer.h"
+
+struct fixture {
+    struct d0 d0;
+    struct spec spec;
+    struct findings findings;
+    struct ckpt *ckpt;
+    struct prompt_front *front;
+    struct arena arena;
+    char dir[64];
+};
+
+static const char *const files[] = {"tokenizer.json", "tokenizer_config.json", "chat_template.jinja"};
+
+/* contents by index of `files`; NULL: the tiny tokenizer for the first, no file for the others. "" : no file.
+ */
+static struct fixture *open_front(const char *tokenizer, const char *config, const char *template)
+{
+    struct fixture *f = calloc(1, sizeof *f);
+    struct strbuf tiny = STRBUF_INIT;
+    struct err e = {0};
+    char path[128];
+    assert_non_null(f);
+    tiny_tokenizer(&tiny, &(struct tiny_options){0});
+    const char *contents[] = {tokenizer ? tokenizer : tiny.data, config, template};
+    f->d0.log.fd = -1;
+    snprintf(f->dir, sizeof f->dir, "/tmp/day0-prompt-XXXXXX");
+    assert_non_null(mkdtemp(f->dir));
+    for (size_t i = 0; i < ARRAY_LEN(files); i++) {
+        snprintf(path, sizeof path, "%s/%s", f->dir, files[i]);
+        if (contents[i] && *contents[i])
+            assert_int_equal(file_write_atomic(path, contents[i], strlen(contents[i]), &e), 0);
+    }
+    strbuf_release(&tiny);
+    findings_init(&f->findings, &f->d0.mem);
+    arena_init(&f->arena, NULL, MEM_MISC);
+    assert_int_equal(ckpt_open(&f->ckpt, f->dir, &f->findings, &f->d0, &e), 0);
+    findings_release(&f->findings);
+    findings_init(&f->findings, &f->d0.mem);
+    f->spec = (struct spec){.vocab_size = 320, .bos_id = 1, .eos_ids = {2, 5}, .n_eos = 2};
+    return f;
+}
+
+static void open_it(struct fixture *f)
+{
+    struct err e = {0};
+    if (prompt_open(&f->front, f->ckpt, &f->spec, &f->findings, &f->d0, &e))
+        fail_msg("%s", e.message);
+}
+
+static void close_front(struct fixture *f)
+{
+    char path[128];
+    for (size_t i = 0; i < ARRAY_LEN(files); i++) {
+        snprintf(path, sizeof path, "%s/%s", f->dir, files[i]);
+        unlink(path);
+    }
+    rmdir(f->dir);
+    prompt_close(f->front);
+    ckpt_close(f->ckpt);
+    findings_release(&f->findings);
+    arena_release(&f->arena);
+    assert_int_equal(f->d0.mem.live[MEM_TEXT], 0);
+    free(f);
+}
+
+static struct fixture *working(const char *config)
+{
+    struct fixture *f = open_front(NULL, config, NULL);
+    open_it(f);
+    assert_non_null(f->front);
+    assert_int_equal(f->findings.n, 0);
+    return f;
+}
+
+/* Exactly this one finding, and no front. */
+static void finds(struct fixture *f, enum finding_id id, const char *what)
+{
+    open_it(f);
+    assert_null(f->front);
+    assert_int_equal(f->findings.n, 1);
+    if (f->findings.items[0].id != id || !strstr(f->findings.items[0].evidence, what))
+        fail_msg("%s: %s", finding_code(f->findings.items[0].id), f->findings.items[0].evidence);
+    close_front(f);
+}
+
+static void text_is(const struct fixture *f, const char *text, size_t n, const int32_t *want)
+{
+    struct ids ids = {0};
+    struct err e = {0};
+    assert_int_equal(prompt_text(f->front, text, strlen(text), &ids, &e), 0);
+    assert_int_equal(ids.n, n);
+    for (size_t i = 0; i < n; i++)
+        assert_int_equal(ids.data[i], want[i]);
+    ids_release(&ids);
+}
+
+static void one_bos(void **state)
+{
+    (void)state;
+    struct fixture *f =
+        working("{\"bos_token\":\"<s>\",\"eos_token\":{\"content\":\"</s>\"},\"add_bos_token\":true}");
+    text_is(f, "a", 3, (const int32_t[]){1, 259, 260});
+    text_is(f, "<s>a", 3, (const int32_t[]){1, 259, 260});
+    text_is(f, "", 1, (const int32_t[]){1});
+    text_is(f, "a<s>", 4, (const int32_t[]){1, 259, 260, 1});
+    close_front(f);
+    /* a tokenizer.json that adds none, and a config that asks for one */
+    struct strbuf b = STRBUF_INIT;
+    tiny_tokenizer(&b, &(struct tiny_options){.replace = ""});
+    f = open_front(b.data, "{\"bos_token\":\"<s>\",\"add_bos_token\":true}", NULL);
+    open_it(f);
+    text_is(f, "a", 2, (const int32_t[]){1, 260});
+    text_is(f, "<s>a", 2, (const int32_t[]){1, 260});
+    close_front(f);
+    /* nobody asks */
+    f = open_front(b.data, "{\"bos_token\":\"<s>\"}", NULL);
+    open_it(f);
+    text_is(f, "a", 1, (const int32_t[]){260});
+    text_is(f, "", 0, NULL);
+    close_front(f);
+    strbuf_release(&b);
+}
+
+static void stop_ids_are_a_union(void **state)
+{
+    (void)state;
+    struct fixture *f = working("{\"eos_token\":\"<unk>\"}");
+    assert_int_equal(f->front->n_stop, 3);
+    assert_int_equal(f->front->stop_ids[0], 2);
+    assert_int_equal(f->front->stop_ids[1], 5);
+    assert_int_equal(f->front->stop_ids[2], 0);
+    assert_int_equal(f->front->vocab_limit, TINY_VOCAB);
+    assert_int_equal(f->front->bos_id, 1); /* of the model's config */
+    assert_non_null(strstr(f->dir, f->front->model_name));
+    close_front(f);
+    f = working("{\"eos_token\":\"</s>\"}");
+    assert_int_equal(f->front->n_stop, 2);
+    close_front(f);
+    f = working(NULL);
+    assert_int_equal(f->front->n_stop, 2);
+    close_front(f);
+}
+
+static const struct json *parse(struct fixture *f, const char *text)
+{
+    const struct json *v = NULL;
+    assert_int_equal(json_parse(text, strlen(text), NULL, &f->arena, &v, NULL), 0);
+    return v;
+}
+
+static void plain_messages(void **state)
+{
+    (void)state;
+    struct fixture *f = working(NULL);
+    struct strbuf text = STRBUF_INIT;
+    struct ids ids = {0};
+    struct err e = {0};
+    assert_false(f->front->has_template);
+    assert_string_equal(f->front->template_kind, "none (plain)");
+    const struct json *m =
+        parse(f, "[{\"role\":\"system\",\"content\":\"a\"},{\"role\":\"user\",\"name\":\"x\",\"content\":"
+                 "[{\"type\":\"text\",\"text\":\"b\"},{\"type\":\"text\",\"text\":\"</s>\"}]}]");
+    assert_int_equal(prompt_messages(f->front, m, &text, &ids, &e), 0);
+    assert_string_equal(strbuf_cstr(&text), "a\nb</s>");
+    assert_int_equal(ids.data[0], 1);
+    for (size_t i = 1; i < ids.n; i++)
+        assert_true(ids.data[i] > 2); /* a message cannot smuggle special tokens in */
+    ids_release(&ids);
+    static const struct {
+        const char *json;
+        int code;
+        const char *what;
+    } bad[] = {
+        {"[]", ERR_INVALID, "empty"},
+        {"{}", ERR_INVALID, "no array"},
+        {"[1]", ERR_INVALID, "messages[0]"},
+        {"[{\"content\":\"a\"}]", ERR_INVALID, "role"},
+        {"[{\"role\":\"user\"}]", ERR_INVALID, "messages[0].content"},
+        {"[{\"role\":\"user\",\"content\":\"a\"},{\"role\":\"user\",\"content\":7}]", ERR_INVALID,
+         "messages[1].content"},
+        {"[{\"role\":\"user\",\"content\":[{\"type\":\"image_url\",\"image_url\":{}}]}]", ERR_UNSUPPORTED,
+         "image_url"},
+        {"[{\"role\":\"user\",\"content\":[{\"text\":\"a\"}]}]", ERR_INVALID, "type"},
+        {"[{\"role\":\"user\",\"content\":[{\"type\":\"text\"}]}]", ERR_INVALID, "text"},
+        {"[{\"role\":\"assistant\",\"content\":\"a\",\"tool_calls\":[]}]", ERR_UNSUPPORTED, "tool_calls"},
+    };
+    for (size_t i = 0; i < ARRAY_LEN(bad); i++) {
+        err_clear(&e);
+        assert_int_equal(prompt_messages(f->front, parse(f, bad[i].json), NULL, &ids, &e), bad[i].code);
+        if (!strstr(e.message, bad[i].what))
+            fail_msg("%s: %s", bad[i].json, e.message);
+        assert_int_equal(ids.n, 0);
+    }
+    strbuf_release(&text);
+    close_front(f);
+}
+
+static void templates_are_refused(void **state)
+{
+    (void)state;
+    struct fixture *all[] = {open_front(NULL, "{\"chat_template\":\"{{ messages }}\"}", NULL),
+                             open_front(NULL, NULL, "{{ messages }}")};
+    for (size_t i = 0; i < ARRAY_LEN(all); i++) {
+        struct fixture *f = all[i];
+        struct ids ids = {0};
+        struct err e = {0};
+        open_it(f);
+        assert_true(f->front->has_template);
+        assert_int_equal(
+            prompt_messages(f->front, parse(f, "[{\"role\":\"user\",\"content\":\"a\"}]"), NULL, &ids, &e),
+            ERR_UNSUPPORTED);
+        assert_non_null(strstr(e.message, "template"));
+        assert_true(e.hint[0] != '\0');
+        text_is(f, "a", 3, (const int32_t[]){1, 259, 260}); /* plain prompts still work */
+        close_front(f);
+    }
+}
+
+static void what_is_wrong_is_found(void **state)
+{
+    (void)state;
+    finds(open_front("", NULL, NULL), FINDING_T001, "tokenizer.json");
+    finds(open_front("{", NULL, NULL), FINDING_T002, "line");
+    finds(open_front("{\"model\":{\"type\":\"WordPiece\",\"vocab\":{\"a\":0}}}", NULL, NULL), FINDING_T002,
+          "WordPiece");
+    finds(open_front(NULL, "{\"eos_token\":", NULL), FINDING_T002, "line");
+    struct fixture *f = open_front(NULL, NULL, NULL);
+    f->spec.vocab_size = 299;
+    finds(f, FINDING_T003, "299");
+    f = open_front(NULL, NULL, NULL);
+    f->spec.eos_ids[1] = 320;
+    finds(f, FINDING_T003, "320");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(one_bos),
+        cmocka_unit_test(stop_ids_are_a_union),
+        cmocka_unit_test(plain_messages),
+        cmocka_unit_test(templates_are_refused),
+        cmocka_unit_test(what_is_wrong_is_found),
+    };
+    return cmocka_run_group_tests_name("prompt", tests, NULL, NULL);
+}
