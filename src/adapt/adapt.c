@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Owns: the order of the job: options, directory, five stages (resumed where nothing changed), verdict, report.
- * Refuses: stopping at the first bad answer. A stage that cannot run says why, and the report is written all the same.
+ * Owns: the order of the job: options, directory, five stages (resumed where nothing changed), verdict,
+ * report. Refuses: stopping at the first bad answer. A stage that cannot run says why, and the report is
+ * written all the same.
  */
 #include "adapt/job.h"
 
@@ -18,9 +19,15 @@
 
 typedef int (*stage_fn)(struct job *j, struct json_writer *w, struct err *e);
 
-static const struct { const char *title; stage_fn run; } stages[REPORT_STAGES] = {
-    {"Environment", stage1_run}, {"Minimal validation", stage2_run}, {"Layout and service start", stage3_run},
-    {"Channels", stage4_run},    {"Stress", stage5_run},
+static const struct {
+    const char *title;
+    stage_fn run;
+} stages[REPORT_STAGES] = {
+    {"Environment", stage1_run},
+    {"Minimal validation", stage2_run},
+    {"Layout and service start", stage3_run},
+    {"Channels", stage4_run},
+    {"Stress", stage5_run},
 };
 
 static int check_options(const struct adapt_options *o, struct err *e)
@@ -64,7 +71,8 @@ static int run_stage(struct job *j, unsigned i, const char *key, struct err *e)
         return rc;
     }
     json_end_object(&w);
-    j->out->stages[i].seconds = (double)(clock_ns() - begin) / 1e9 + (i == STAGE_ENVIRONMENT ? j->open_seconds : 0);
+    j->out->stages[i].seconds =
+        (double)(clock_ns() - begin) / 1e9 + (i == STAGE_ENVIRONMENT ? j->open_seconds : 0);
     if (strbuf_failed(&facts))
         rc = err_set(e, ERR_NOMEM, "out of memory for the facts of stage %u", i + 1);
     if (!rc)
@@ -75,8 +83,8 @@ static int run_stage(struct job *j, unsigned i, const char *key, struct err *e)
     return rc;
 }
 
-/* Takes over stored stages; returns the first one that must run. Stages 3 to 5 share one running service: they are taken over together or not
- * at all. */
+/* Takes over stored stages; returns the first one that must run. Stages 3 to 5 share one running service:
+ * they are taken over together or not at all. */
 static unsigned resume(struct job *j, char keys[REPORT_STAGES][SHA256_HEX_BYTES])
 {
     unsigned n = 0;
@@ -98,7 +106,8 @@ static unsigned resume(struct job *j, char keys[REPORT_STAGES][SHA256_HEX_BYTES]
     memcpy(j->out->rows, rows, sizeof(rows));
     memcpy(j->out->stages, kept, sizeof(kept));
     j->facts[STAGE_LAYOUT] = j->facts[STAGE_CHANNELS] = j->facts[STAGE_STRESS] = NULL;
-    j->f->n = n_findings; /* passed stages add no error findings, and others end the loop: only the last one added, if any */
+    j->f->n = n_findings; /* passed stages add no error findings, and others end the loop: only the last one
+                             added, if any */
     return STAGE_LAYOUT;
 }
 
@@ -106,7 +115,8 @@ static void platform_line(const struct job *j, struct strbuf *b)
 {
     char memory[40];
     const struct host *h = j->host;
-    strbuf_printf(b, "%s, %u threads, %s", h->cpu_model ? h->cpu_model : "unknown processor", j->threads, format_bytes(h->memory_total, memory, sizeof(memory)));
+    strbuf_printf(b, "%s, %u threads, %s", h->cpu_model ? h->cpu_model : "unknown processor", j->threads,
+                  format_bytes(h->memory_total, memory, sizeof(memory)));
     if (h->os)
         strbuf_printf(b, ", %s", h->os);
 }
@@ -116,12 +126,24 @@ static int save_report(struct job *j, int64_t began, struct err *e)
     struct strbuf platform = STRBUF_INIT;
     platform_line(j, &platform);
     struct adapt_result *out = j->out;
-    struct report r = {.title = j->title, .model_dir = j->o->model_dir, .platform = strbuf_cstr(&platform), .service_url = j->o->service_url,
-                       .unix_ns = began, .seconds = out->seconds, .verdict = out->verdict, .with_waivers = out->with_waivers,
-                       .rows = out->rows, .stages = out->stages, .findings = &out->findings, .sha_manifest = j->sha_manifest,
-                       .sha_arch = j->spec ? j->spec->arch_sha256 : "", .sha_binary = j->sha_binary,
-                       .arch_name = j->spec ? j->spec->arch_name : "", .arch_origin = j->spec ? arch_origin_name(j->spec->origin) : "",
-                       .version = D0_VERSION, .definitions = stress_definitions()};
+    struct report r = {.title = j->title,
+                       .model_dir = j->o->model_dir,
+                       .platform = strbuf_cstr(&platform),
+                       .service_url = j->o->service_url,
+                       .unix_ns = began,
+                       .seconds = out->seconds,
+                       .verdict = out->verdict,
+                       .with_waivers = out->with_waivers,
+                       .rows = out->rows,
+                       .stages = out->stages,
+                       .findings = &out->findings,
+                       .sha_manifest = j->sha_manifest,
+                       .sha_arch = j->spec ? j->spec->arch_sha256 : "",
+                       .sha_binary = j->sha_binary,
+                       .arch_name = j->spec ? j->spec->arch_name : "",
+                       .arch_origin = j->spec ? arch_origin_name(j->spec->origin) : "",
+                       .version = D0_VERSION,
+                       .definitions = stress_definitions()};
     memcpy(r.facts, j->facts, sizeof(r.facts));
     int rc = report_save(&r, j->out_dir, e);
     strbuf_release(&platform);

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The main job: five stages from directory to verified service, the seven rows of the checklist, resume, and the report (report.json and a
- * self-contained index.html). Nothing is green without evidence: a row is passed, failed, not applicable, not checked or self-consistent, and says why.
+ * The main job: five stages from directory to verified service, the seven rows of the checklist, resume, and
+ * the report (report.json and a self-contained index.html). Nothing is green without evidence: a row is
+ * passed, failed, not applicable, not checked or self-consistent, and says why.
  */
 #ifndef ADAPT_ADAPT_H
 #define ADAPT_ADAPT_H
@@ -10,10 +11,12 @@
 #include "base/log.h"
 
 enum row_state { ROW_NOT_CHECKED, ROW_PASSED, ROW_FAILED, ROW_NOT_APPLICABLE, ROW_SELF_CONSISTENT };
-const char *row_state_name(enum row_state s); /* "not checked" "passed" "failed" "not applicable" "self-consistent" */
+const char *
+row_state_name(enum row_state s); /* "not checked" "passed" "failed" "not applicable" "self-consistent" */
 
 enum row_id { ROW_WEIGHTS, ROW_MEMORY, ROW_COMM, ROW_NUMERICS, ROW_TEXT, ROW_IMAGE, ROW_SERVICE, ROW_N };
-const char *row_key(enum row_id r);   /* "weights" "memory" "communication" "numerics" "text" "image" "service": as --accept takes them */
+const char *row_key(enum row_id r); /* "weights" "memory" "communication" "numerics" "text" "image" "service":
+                                       as --accept takes them */
 const char *row_title(enum row_id r); /* "Weight integrity" ... */
 
 struct row {
@@ -23,28 +26,36 @@ struct row {
 };
 
 enum stage_state { STAGE_NOT_RUN, STAGE_PASSED, STAGE_FAILED, STAGE_PARTIAL };
-struct stage { const char *title; enum stage_state state; double seconds; bool resumed; const char *summary; };
+struct stage {
+    const char *title;
+    enum stage_state state;
+    double seconds;
+    bool resumed;
+    const char *summary;
+};
 
 enum verdict { VERDICT_PASS, VERDICT_FAIL, VERDICT_INCOMPLETE };
 const char *verdict_name(enum verdict v);
 
-struct adapt_override { const char *key, *reason; }; /* ROW=REASON or ID=REASON */
+struct adapt_override {
+    const char *key, *reason;
+}; /* ROW=REASON or ID=REASON */
 
 struct adapt_options {
-    const char *model_dir, *out_dir;      /* out_dir NULL: ./day0-report */
-    const char *reference;                /* safetensors file or NULL */
-    const char *arch_path;                /* --arch FILE */
-    const char *device, *isa;             /* NULL: cpu, fast */
-    const char *comm;                     /* NULL: self */
+    const char *model_dir, *out_dir; /* out_dir NULL: ./day0-report */
+    const char *reference;           /* safetensors file or NULL */
+    const char *arch_path;           /* --arch FILE */
+    const char *device, *isa;        /* NULL: cpu, fast */
+    const char *comm;                /* NULL: self */
     unsigned n_threads;
-    uint64_t memory_bytes;                /* 0: what the host has available */
-    uint32_t context;                     /* KV capacity per request; 0: min(model's limit, 4096) */
-    const char *service_url;              /* examine this server instead of starting one */
-    const char *program;                  /* path of the day0 binary for the child service */
-    uint32_t stress_requests;             /* per concurrency level; 0: 16 */
+    uint64_t memory_bytes;    /* 0: what the host has available */
+    uint32_t context;         /* KV capacity per request; 0: min(model's limit, 4096) */
+    const char *service_url;  /* examine this server instead of starting one */
+    const char *program;      /* path of the day0 binary for the child service */
+    uint32_t stress_requests; /* per concurrency level; 0: 16 */
     const struct adapt_override *accept, *waive;
     size_t n_accept, n_waive;
-    bool fresh;                           /* do not resume */
+    bool fresh; /* do not resume */
     /* called at every step for people; may be NULL */
     void (*progress)(void *context, int stage, const char *what);
     void *progress_context;

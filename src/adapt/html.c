@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Owns: turning untrusted text, facts and numbers into HTML.
- * Refuses: trusting anything. Facts may come from a file that somebody edited, so a wrong type reads as absent.
+ * Refuses: trusting anything. Facts may come from a file that somebody edited, so a wrong type reads as
+ * absent.
  */
 #include "adapt/html.h"
 
@@ -113,7 +114,10 @@ void html_count(struct strbuf *b, double n)
 
 void html_short_count(struct strbuf *b, double n)
 {
-    static const struct { double unit; const char *word; } units[] = {{1e12, "trillion"}, {1e9, "billion"}, {1e6, "million"}};
+    static const struct {
+        double unit;
+        const char *word;
+    } units[] = {{1e12, "trillion"}, {1e9, "billion"}, {1e6, "million"}};
     for (size_t i = 0; i < ARRAY_LEN(units); i++) {
         double v = n / units[i].unit;
         if (v < 1)
@@ -184,12 +188,18 @@ void html_badge(struct strbuf *b, const char *state)
     static const struct {
         const char *state, *class, *sign;
     } known[] = {
-        {"passed", "ok", "\xe2\x9c\x93"},          {"failed", "bad", "\xe2\x9c\x95"},
-        {"not checked", "open", "\xe2\x97\x8b"},   {"not run", "open", "\xe2\x97\x8b"},
-        {"self-consistent", "self", "\xe2\x89\x88"}, {"partial", "self", "\xe2\x97\x90"},
-        {"not applicable", "none", "\xe2\x80\x93"}, {"accepted", "acc", "\xe2\x9c\x93"},
-        {"error", "bad", "\xe2\x9c\x95"},          {"warning", "warn", "!"},
-        {"info", "none", "i"},                     {"waived", "acc", "\xe2\x9c\x93"},
+        {"passed", "ok", "\xe2\x9c\x93"},
+        {"failed", "bad", "\xe2\x9c\x95"},
+        {"not checked", "open", "\xe2\x97\x8b"},
+        {"not run", "open", "\xe2\x97\x8b"},
+        {"self-consistent", "self", "\xe2\x89\x88"},
+        {"partial", "self", "\xe2\x97\x90"},
+        {"not applicable", "none", "\xe2\x80\x93"},
+        {"accepted", "acc", "\xe2\x9c\x93"},
+        {"error", "bad", "\xe2\x9c\x95"},
+        {"warning", "warn", "!"},
+        {"info", "none", "i"},
+        {"waived", "acc", "\xe2\x9c\x93"},
     };
     const char *class = "open", *sign = "\xe2\x97\x8b";
     for (size_t i = 0; i < ARRAY_LEN(known); i++) {

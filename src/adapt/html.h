@@ -1,15 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Helpers of the page writer: escaping, reading facts by path, numbers for people. Every string that reaches the page goes through html_text().
+ * Helpers of the page writer: escaping, reading facts by path, numbers for people. Every string that reaches
+ * the page goes through html_text().
  */
 #ifndef ADAPT_HTML_H
 #define ADAPT_HTML_H
 
 #include "adapt/report.h"
 
-/* Escapes for element content and quoted attributes; control characters and malformed UTF-8 become U+FFFD. NULL prints nothing. */
+/* Escapes for element content and quoted attributes; control characters and malformed UTF-8 become U+FFFD.
+ * NULL prints nothing. */
 void html_text(struct strbuf *b, const char *s);
-void html_text_n(struct strbuf *b, const char *s, size_t n, size_t max_bytes); /* cut with an ellipsis after max_bytes */
+void html_text_n(struct strbuf *b, const char *s, size_t n,
+                 size_t max_bytes); /* cut with an ellipsis after max_bytes */
 
 /* Facts by dotted path ("plan.predicted.total"); absent or of another type: NULL, "", absent, false. */
 const struct json *fact(const struct json *v, const char *path);
@@ -18,14 +21,15 @@ double fact_number(const struct json *v, const char *path, double absent); /* ne
 bool fact_true(const struct json *v, const char *path);
 size_t fact_count(const struct json *v, const char *path); /* elements of an array, 0 else */
 
-/* A finite number of at most `decimals` (0..6) decimals, independent of the locale; NaN and infinities print as 0. */
+/* A finite number of at most `decimals` (0..6) decimals, independent of the locale; NaN and infinities print
+ * as 0. */
 void html_number(struct strbuf *b, double v, unsigned decimals);
-void html_milliseconds(struct strbuf *b, double ms);   /* "0.42", "12.3", "1,204" */
-void html_bytes(struct strbuf *b, double bytes);       /* "1.56 TB"; "unknown" when negative */
-void html_count(struct strbuf *b, double n);           /* "1,560" */
-void html_short_count(struct strbuf *b, double n);     /* "1.56 billion" */
-void html_seconds(struct strbuf *b, double s);         /* "0.42 s", "3 min 12 s" */
-void html_scientific(struct strbuf *b, double v);      /* "3.1e-06", "0" */
+void html_milliseconds(struct strbuf *b, double ms); /* "0.42", "12.3", "1,204" */
+void html_bytes(struct strbuf *b, double bytes);     /* "1.56 TB"; "unknown" when negative */
+void html_count(struct strbuf *b, double n);         /* "1,560" */
+void html_short_count(struct strbuf *b, double n);   /* "1.56 billion" */
+void html_seconds(struct strbuf *b, double s);       /* "0.42 s", "3 min 12 s" */
+void html_scientific(struct strbuf *b, double v);    /* "3.1e-06", "0" */
 
 /* Term and definition of a <dl class=kv>; nothing when text is empty. */
 void html_pair(struct strbuf *b, const char *term, const char *text);
@@ -38,14 +42,25 @@ void html_section_end(struct strbuf *b);
 const char *report_style(void);
 
 /* report_svg.c: self-contained <svg> elements; every coordinate is finite whatever the data. */
-struct svg_series { const char *label; const double *values; size_t n; };
-/* Cumulative distribution of up to 4 series on a logarithmic axis of milliseconds. Sorts nothing of the caller's. */
+struct svg_series {
+    const char *label;
+    const double *values;
+    size_t n;
+};
+/* Cumulative distribution of up to 4 series on a logarithmic axis of milliseconds. Sorts nothing of the
+ * caller's. */
 void svg_cdf(struct strbuf *b, const char *title, const struct svg_series *series, size_t n);
 /* |difference| by position on a logarithmic axis, with the limit as a dashed line (limit <= 0: none). */
 void svg_positions(struct strbuf *b, const char *title, const double *values, size_t n, double limit);
-struct svg_bar { const char *label; const char *note; const double *parts; size_t n_parts; };
+struct svg_bar {
+    const char *label;
+    const char *note;
+    const double *parts;
+    size_t n_parts;
+};
 /* Stacked horizontal bars of bytes on one scale, with an upright mark (mark <= 0: none). */
-void svg_bars(struct strbuf *b, const char *title, const struct svg_bar *bars, size_t n, double mark, const char *mark_label);
+void svg_bars(struct strbuf *b, const char *title, const struct svg_bar *bars, size_t n, double mark,
+              const char *mark_label);
 
 /* report_sections.c: the sections that show facts. */
 void section_model(struct strbuf *b, const struct report *r);

@@ -83,7 +83,8 @@ const char *job_too_large(struct job *j)
     if (j->spec && plan_smallest(j->spec, &j->plan_options, &l, &per_rank))
         snprintf(layout, sizeof(layout), "TP %u x PP %u", l.tp, l.pp);
     const char *text = arena_printf(j->arena, "needs %s, has %s; smallest layout that fits: %s",
-                                    format_bytes(j->plan.total, need, sizeof(need)), format_bytes(j->memory, have, sizeof(have)), layout);
+                                    format_bytes(j->plan.total, need, sizeof(need)),
+                                    format_bytes(j->memory, have, sizeof(have)), layout);
     return text ? text : "needs more memory than there is";
 }
 
@@ -107,9 +108,13 @@ static int open_machine(struct job *j, struct err *e)
     if (rc)
         return rc;
     j->memory = j->o->memory_bytes ? j->o->memory_bytes : j->host->memory_available;
-    j->memory_source = j->o->memory_bytes ? "--memory" : j->host->memory_limit_source ? j->host->memory_limit_source : "unknown";
+    j->memory_source = j->o->memory_bytes             ? "--memory"
+                       : j->host->memory_limit_source ? j->host->memory_limit_source
+                                                      : "unknown";
     j->threads = j->o->n_threads ? j->o->n_threads : j->host->n_threads_usable;
-    struct dev_options dev = {.name = j->o->device ? j->o->device : "cpu", .isa = j->o->isa, .n_threads = j->o->n_threads,
+    struct dev_options dev = {.name = j->o->device ? j->o->device : "cpu",
+                              .isa = j->o->isa,
+                              .n_threads = j->o->n_threads,
                               .mem = &j->d0->mem};
     struct err why = {0};
     rc = dev_open(&j->dev, &dev, &why);
@@ -143,14 +148,18 @@ static int open_model(struct job *j, struct err *e)
     return rc;
 }
 
-/* The KV capacity is halved from what 8 full requests want down to one, until it fits: what the service does too. */
+/* The KV capacity is halved from what 8 full requests want down to one, until it fits: what the service does
+ * too. */
 static int make_plan(struct job *j, struct err *e)
 {
     int64_t limit = j->spec->max_positions > 0 ? j->spec->max_positions : DEFAULT_CONTEXT;
     uint32_t asked = j->o->context ? j->o->context : DEFAULT_CONTEXT;
     j->context = (int64_t)asked < limit ? asked : (uint32_t)limit;
-    j->plan_options = (struct plan_options){.memory_bytes = j->memory, .max_step_tokens = STEP_TOKENS, .max_seqs = MAX_SEQS,
-                                            .max_rows = MAX_SEQS, .context_tokens = (uint64_t)MAX_SEQS * j->context};
+    j->plan_options = (struct plan_options){.memory_bytes = j->memory,
+                                            .max_step_tokens = STEP_TOKENS,
+                                            .max_seqs = MAX_SEQS,
+                                            .max_rows = MAX_SEQS,
+                                            .context_tokens = (uint64_t)MAX_SEQS * j->context};
     int rc;
     while ((rc = plan_single(j->spec, &j->plan_options, &j->plan, e)) == ERR_OK && !j->plan.fits &&
            j->plan_options.context_tokens > j->context) {
@@ -161,7 +170,8 @@ static int make_plan(struct job *j, struct err *e)
     return rc;
 }
 
-int job_open(struct job *j, const struct adapt_options *o, struct adapt_result *out, struct d0 *d0, struct err *e)
+int job_open(struct job *j, const struct adapt_options *o, struct adapt_result *out, struct d0 *d0,
+             struct err *e)
 {
     char *self = NULL;
     uint64_t begin = clock_ns();

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What the five stages share: the opened model and machine, the service under examination, and where results go. A stage writes its facts as one
- * JSON object, sets rows, adds findings and says in one line how it went; it returns an error only for what ends the whole job (out of memory).
+ * What the five stages share: the opened model and machine, the service under examination, and where results
+ * go. A stage writes its facts as one JSON object, sets rows, adds findings and says in one line how it went;
+ * it returns an error only for what ends the whole job (out of memory).
  */
 #ifndef ADAPT_JOB_H
 #define ADAPT_JOB_H
@@ -23,14 +24,14 @@ struct job {
     const struct adapt_options *o;
     struct adapt_result *out;
     struct d0 *d0;
-    struct arena *arena;      /* of the result */
-    struct findings *f;       /* of the result */
+    struct arena *arena; /* of the result */
+    struct findings *f;  /* of the result */
     const char *out_dir, *stage_dir;
     /* machine */
     struct host *host;
     struct dev dev;
     bool dev_open;
-    char dev_why[256];        /* why it is not open */
+    char dev_why[256]; /* why it is not open */
     uint64_t memory;
     const char *memory_source;
     unsigned threads;
@@ -38,7 +39,7 @@ struct job {
     struct ckpt *ckpt;
     struct spec *spec;
     struct prompt_front *front;
-    struct findings opening;  /* what opening found: belongs to stage 1 */
+    struct findings opening; /* what opening found: belongs to stage 1 */
     char sha_manifest[SHA256_HEX_BYTES], sha_binary[SHA256_HEX_BYTES];
     const char *title;
     /* plan of stage 3, made before stage 2 (which must know whether the model fits) */
@@ -56,15 +57,18 @@ struct job {
     double open_seconds; /* part of stage 1 */
 };
 
-int job_open(struct job *j, const struct adapt_options *o, struct adapt_result *out, struct d0 *d0, struct err *e);
+int job_open(struct job *j, const struct adapt_options *o, struct adapt_result *out, struct d0 *d0,
+             struct err *e);
 void job_close(struct job *j);
 
 /* State and summary of a stage; the text is copied. */
-void stage_say(struct job *j, unsigned stage, enum stage_state state, const char *fmt, ...) __attribute__((format(printf, 4, 5)));
+void stage_say(struct job *j, unsigned stage, enum stage_state state, const char *fmt, ...)
+    __attribute__((format(printf, 4, 5)));
 /* As above from an error that kept the stage from its work. */
 void stage_could_not(struct job *j, unsigned stage, const struct err *e);
 void job_progress(const struct job *j, unsigned stage, const char *what);
-void job_row(struct job *j, enum row_id row, enum row_state state, const char *fmt, ...) __attribute__((format(printf, 4, 5)));
+void job_row(struct job *j, enum row_id row, enum row_state state, const char *fmt, ...)
+    __attribute__((format(printf, 4, 5)));
 /* Error findings, not waived, that speak against this row so far. */
 size_t job_errors(const struct job *j, enum row_id row);
 /* The first error finding that keeps weights from being used, or NULL. */
@@ -79,18 +83,32 @@ int stage4_run(struct job *j, struct json_writer *w, struct err *e);
 int stage5_run(struct job *j, struct json_writer *w, struct err *e);
 
 /* ---- stage 2 helpers */
-/* Every byte of every tensor of a float type, chunk by chunk: NaN and infinity become W016; all-zero tensors are counted. */
-struct payload_result { uint64_t bytes; size_t tensors, skipped, all_zero, bad; double seconds; };
+/* Every byte of every tensor of a float type, chunk by chunk: NaN and infinity become W016; all-zero tensors
+ * are counted. */
+struct payload_result {
+    uint64_t bytes;
+    size_t tensors, skipped, all_zero, bad;
+    double seconds;
+};
 int payload_scan(struct job *j, struct payload_result *out, struct err *e);
 /* Mean log-probability that the model gives a plain English text, in nats per token; uniform: of a guess. */
-struct score_result { bool ran; double mean, uniform; size_t tokens; };
+struct score_result {
+    bool ran;
+    double mean, uniform;
+    size_t tokens;
+};
 int score_text(struct job *j, struct score_result *out, struct err *e);
-/* Neighbouring characters that no writing has: a capital inside a word, a digit in it, a full stop without a space, two scripts in one word. */
-struct text_shape { size_t pairs, odd; };
+/* Neighbouring characters that no writing has: a capital inside a word, a digit in it, a full stop without a
+ * space, two scripts in one word. */
+struct text_shape {
+    size_t pairs, odd;
+};
 void text_shape_add(struct text_shape *t, const char *text, size_t n);
 
 /* ---- stage 3 helpers */
-int service_start(struct job *j, double *seconds, struct err *e); /* ERR_OK also when it did not get ready: then service_ready is false and S001 says why */
+int service_start(
+    struct job *j, double *seconds,
+    struct err *e); /* ERR_OK also when it did not get ready: then service_ready is false and S001 says why */
 void service_stop(struct job *j);
 
 /* ---- resume */
@@ -98,8 +116,10 @@ void service_stop(struct job *j);
 int resume_keys(struct job *j, char keys[REPORT_STAGES][SHA256_HEX_BYTES], struct err *e);
 /* Takes over a stored stage if its key fits and it is complete. false: run it. */
 bool resume_load(struct job *j, unsigned stage, const char *key);
-/* Stores a stage: facts text, the rows that it changed (before: rows as they were), the findings it added (from first_finding on). */
-int resume_store(struct job *j, unsigned stage, const char *key, const char *facts, const struct row *before, size_t first_finding, struct err *e);
+/* Stores a stage: facts text, the rows that it changed (before: rows as they were), the findings it added
+ * (from first_finding on). */
+int resume_store(struct job *j, unsigned stage, const char *key, const char *facts, const struct row *before,
+                 size_t first_finding, struct err *e);
 /* Makes the directory ours or refuses: ERR_USAGE when it holds anything and no marker. */
 int outdir_prepare(struct job *j, struct err *e);
 

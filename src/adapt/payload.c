@@ -14,7 +14,8 @@
 
 #define CHUNK_BYTES (4u << 20)
 
-static int scan_tensor(struct job *j, const struct ckpt_tensor *t, void *chunk, struct payload_result *out, struct err *e)
+static int scan_tensor(struct job *j, const struct ckpt_tensor *t, void *chunk, struct payload_result *out,
+                       struct err *e)
 {
     struct tensor_scan scan = {0};
     uint64_t bits = dtype_bits(t->dtype);
@@ -37,7 +38,8 @@ static int scan_tensor(struct job *j, const struct ckpt_tensor *t, void *chunk, 
     out->all_zero += scan.n > 0 && scan.n_zero == scan.n;
     if (scan.n_nan || scan.n_inf) {
         out->bad++;
-        finding_add(j->f, FINDING_W016, t->name, "%" PRIu64 " NaN and %" PRIu64 " infinite of %" PRIu64 " values in %s", scan.n_nan,
+        finding_add(j->f, FINDING_W016, t->name,
+                    "%" PRIu64 " NaN and %" PRIu64 " infinite of %" PRIu64 " values in %s", scan.n_nan,
                     scan.n_inf, scan.n, t->shard < j->ckpt->n_shards ? j->ckpt->shards[t->shard].name : "?");
     }
     return ERR_OK;

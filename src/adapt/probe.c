@@ -30,7 +30,8 @@ static void begin(struct answer *a)
 static void read_choice(struct answer *a, const struct json *v)
 {
     const struct json *choice = json_at(json_get(v, "choices"), 0), *usage = json_get(v, "usage");
-    const char *text = json_string(json_get(choice, "text")), *finish = json_string(json_get(choice, "finish_reason"));
+    const char *text = json_string(json_get(choice, "text")),
+               *finish = json_string(json_get(choice, "finish_reason"));
     if (!text)
         text = json_string(json_get(json_get(choice, "message"), "content"));
     if (!text)
@@ -48,7 +49,10 @@ static const char *error_message(const struct json *v)
     return json_string(json_get(json_get(v, "error"), "message"));
 }
 
-struct stream { struct answer *a; uint64_t sent, leave_after; };
+struct stream {
+    struct answer *a;
+    uint64_t sent, leave_after;
+};
 
 static bool on_event(void *user, const struct sse_event *event)
 {
@@ -76,15 +80,21 @@ static bool on_event(void *user, const struct sse_event *event)
     return s->leave_after == 0 || a->n_chunks < s->leave_after;
 }
 
-static void fetch(const struct job *j, const char *path, const char *body, struct stream *stream, struct answer *a)
+static void fetch(const struct job *j, const char *path, const char *body, struct stream *stream,
+                  struct answer *a)
 {
     static const struct http_header headers[] = {{"Content-Type", "application/json"}};
     struct http_response response = {0};
     struct err e = {0};
     char url[512];
     snprintf(url, sizeof(url), "%s%s", j->url, path);
-    struct http_request request = {.url = url, .headers = headers, .n_headers = body ? 1 : 0, .body = body,
-                                   .body_bytes = body ? strlen(body) : 0, .timeout_ns = TIMEOUT_NS, .max_body = MAX_BODY};
+    struct http_request request = {.url = url,
+                                   .headers = headers,
+                                   .n_headers = body ? 1 : 0,
+                                   .body = body,
+                                   .body_bytes = body ? strlen(body) : 0,
+                                   .timeout_ns = TIMEOUT_NS,
+                                   .max_body = MAX_BODY};
     uint64_t sent = clock_ns();
     if (stream)
         stream->sent = sent;
@@ -100,7 +110,8 @@ static void fetch(const struct job *j, const char *path, const char *body, struc
 static void parse_body(struct answer *a)
 {
     struct err e = {0};
-    if (a->raw.len && json_parse(a->raw.data, a->raw.len, NULL, &a->arena, &a->body, &e) != ERR_OK && !a->why[0])
+    if (a->raw.len && json_parse(a->raw.data, a->raw.len, NULL, &a->arena, &a->body, &e) != ERR_OK &&
+        !a->why[0])
         snprintf(a->why, sizeof(a->why), "the body is not JSON: %.200s", e.message);
 }
 
@@ -159,7 +170,8 @@ void probe_ask(const struct job *j, const struct ask *ask, struct answer *a)
     if (strbuf_failed(&body))
         snprintf(a->why, sizeof(a->why), "out of memory for a request");
     else
-        fetch(j, ask->chat ? "/v1/chat/completions" : "/v1/completions", body.data, ask->stream ? &stream : NULL, a);
+        fetch(j, ask->chat ? "/v1/chat/completions" : "/v1/completions", body.data,
+              ask->stream ? &stream : NULL, a);
     strbuf_release(&body);
     if (a->why[0])
         return;
@@ -169,7 +181,8 @@ void probe_ask(const struct job *j, const struct ask *ask, struct answer *a)
             read_choice(a, a->body);
     }
     if (a->status != 200)
-        snprintf(a->why, sizeof(a->why), "HTTP %d: %.200s", a->status, error_message(a->body) ? error_message(a->body) : "no message");
+        snprintf(a->why, sizeof(a->why), "HTTP %d: %.200s", a->status,
+                 error_message(a->body) ? error_message(a->body) : "no message");
     else if (!a->finish[0] && !a->why[0])
         snprintf(a->why, sizeof(a->why), "no finish_reason");
 }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Requests to the service under examination, as a client sees it. A bad answer is no error: status and `why` say what came.
+ * Requests to the service under examination, as a client sees it. A bad answer is no error: status and `why`
+ * say what came.
  */
 #ifndef ADAPT_PROBE_H
 #define ADAPT_PROBE_H
@@ -10,10 +11,10 @@
 
 struct ask {
     bool chat, stream;
-    bool want_ids;       /* day0's and vLLM's return_token_ids */
-    const char *model;   /* NULL: the job's */
-    const char *text;    /* prompt, or the content of one user message */
-    const int32_t *ids;  /* instead of text */
+    bool want_ids;      /* day0's and vLLM's return_token_ids */
+    const char *model;  /* NULL: the job's */
+    const char *text;   /* prompt, or the content of one user message */
+    const int32_t *ids; /* instead of text */
     size_t n_ids;
     uint32_t max_tokens;
     double temperature;
@@ -22,16 +23,16 @@ struct ask {
 
 struct answer {
     struct arena arena;
-    int status;             /* 0: nothing came */
-    char why[256];          /* "" when a whole answer of the expected form came */
+    int status;              /* 0: nothing came */
+    char why[256];           /* "" when a whole answer of the expected form came */
     const struct json *body; /* of a reply that is not a stream and is JSON */
     struct strbuf raw;
-    struct strbuf text;     /* of the first choice */
+    struct strbuf text; /* of the first choice */
     char finish[24];
     uint64_t prompt_tokens, output_tokens; /* of usage */
     bool has_usage;
     uint64_t n_chunks;
-    double first_ms, last_ms, total_ms;    /* since sending; first_ms 0 without a stream */
+    double first_ms, last_ms, total_ms; /* since sending; first_ms 0 without a stream */
 };
 
 /* path "/health"; body NULL: GET. */

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The report in memory, read by both writers. What a stage measured is kept as one immutable JSON tree per stage ("facts", documented in
- * docs/report.md): a resumed stage is exactly the tree it stored, and the page can show nothing that report.json does not hold.
+ * The report in memory, read by both writers. What a stage measured is kept as one immutable JSON tree per
+ * stage ("facts", documented in docs/report.md): a resumed stage is exactly the tree it stored, and the page
+ * can show nothing that report.json does not hold.
  */
 #ifndef ADAPT_REPORT_H
 #define ADAPT_REPORT_H
@@ -13,16 +14,16 @@
 #define REPORT_STAGES         5
 
 struct report {
-    const char *title;     /* last component of the model's directory: untrusted, as everything below */
+    const char *title; /* last component of the model's directory: untrusted, as everything below */
     const char *model_dir;
-    const char *platform;  /* one line: processor, memory, operating system */
+    const char *platform;    /* one line: processor, memory, operating system */
     const char *service_url; /* external server that was examined, or NULL */
-    int64_t unix_ns;       /* when the run began */
+    int64_t unix_ns;         /* when the run began */
     double seconds;
     enum verdict verdict;
     bool with_waivers;
-    const struct row *rows;       /* [ROW_N] */
-    const struct stage *stages;   /* [REPORT_STAGES] */
+    const struct row *rows;                  /* [ROW_N] */
+    const struct stage *stages;              /* [REPORT_STAGES] */
     const struct json *facts[REPORT_STAGES]; /* NULL: the stage has none */
     const struct findings *findings;
     const char *sha_manifest, *sha_arch, *sha_binary; /* "" unknown */

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Owns: the page as a whole: head, verdict, stages, checklist, findings, identity, definitions. Sections that show facts are in
- * report_sections.c.
- * Refuses: scripts. A content security policy in the page says so too, in case an escape were ever missed.
+ * Owns: the page as a whole: head, verdict, stages, checklist, findings, identity, definitions. Sections that
+ * show facts are in report_sections.c. Refuses: scripts. A content security policy in the page says so too,
+ * in case an escape were ever missed.
  */
 #include "adapt/html.h"
 
@@ -52,16 +52,17 @@ const char *report_reason(const struct report *r, char *buf, size_t bytes)
     buf[0] = '\0';
     if (r->verdict == VERDICT_FAIL) {
         add_reason(buf, bytes, &n, failed, "row of the checklist failed", "rows of the checklist failed");
-        add_reason(buf, bytes, &n, (size_t)r->findings->n_by_severity[SEVERITY_ERROR], "finding of severity error",
-                   "findings of severity error");
+        add_reason(buf, bytes, &n, (size_t)r->findings->n_by_severity[SEVERITY_ERROR],
+                   "finding of severity error", "findings of severity error");
     } else if (r->verdict == VERDICT_INCOMPLETE) {
         add_reason(buf, bytes, &n, open, "row was not checked", "rows were not checked");
         add_reason(buf, bytes, &n, self, "row is only self-consistent", "rows are only self-consistent");
         if (n == 0)
             snprintf(buf, bytes, "the architecture file was drafted, not written for this model");
     } else {
-        snprintf(buf, bytes, "%s", r->with_waivers ? "every row passed, was accepted or waived with the reasons below"
-                                                   : "every row that applies passed, each with evidence");
+        snprintf(buf, bytes, "%s",
+                 r->with_waivers ? "every row passed, was accepted or waived with the reasons below"
+                                 : "every row that applies passed, each with evidence");
     }
     return buf;
 }
@@ -77,7 +78,8 @@ static void page_head(struct strbuf *b, const struct report *r)
 {
     strbuf_puts(b, "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n"
                    "<meta name=\"viewport\" content=\"width=device-width,initial-scale=1\">\n"
-                   "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">\n"
+                   "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src "
+                   "'unsafe-inline'\">\n"
                    "<meta name=\"generator\" content=\"day0 ");
     html_text(b, r->version);
     strbuf_puts(b, "\">\n<title>");
@@ -103,7 +105,8 @@ static void page_header(struct strbuf *b, const struct report *r)
 {
     char why[256];
     const char *class = r->verdict == VERDICT_PASS ? "ok" : r->verdict == VERDICT_FAIL ? "bad" : "open";
-    strbuf_puts(b, "<header class=\"top\">\n<div><div class=\"mark\"><b>day0</b> adaptation report</div>\n<h1><bdi>");
+    strbuf_puts(
+        b, "<header class=\"top\">\n<div><div class=\"mark\"><b>day0</b> adaptation report</div>\n<h1><bdi>");
     html_text_n(b, r->title, strlen(r->title), 160);
     strbuf_puts(b, "</bdi></h1>\n<p class=\"sub\"><bdi>");
     html_text(b, r->platform);
@@ -115,8 +118,10 @@ static void page_header(struct strbuf *b, const struct report *r)
     strbuf_printf(b, "<div class=\"verdict %s\"><p class=\"word\">", class);
     html_text(b, verdict_words(r));
     strbuf_puts(b, "</p><p class=\"why\">");
-    html_text(b, report_reason(r, why, sizeof(why)));
-    strbuf_puts(b, "</p></div>\n</header>\n");
+    report_reason(r, why, sizeof(why));
+    why[0] = why[0] >= 'a' && why[0] <= 'z' ? (char)(why[0] - 'a' + 'A') : why[0];
+    html_text(b, why);
+    strbuf_puts(b, ".</p></div>\n</header>\n");
 }
 
 static void page_stages(struct strbuf *b, const struct report *r)
@@ -142,9 +147,12 @@ static void page_stages(struct strbuf *b, const struct report *r)
 static void page_checklist(struct strbuf *b, const struct report *r)
 {
     html_section(b, "checklist", "Checklist",
-                 "Nothing is passed without evidence. Agreement with day0's own reference kernels is called self-consistent, "
+                 "Nothing is passed without evidence. Agreement with day0's own reference kernels is called "
+                 "self-consistent, "
                  "not passed.");
-    strbuf_puts(b, "<div class=\"scroll\"><table class=\"check\"><thead><tr><th>What</th><th>State</th><th>Evidence</th></tr></thead><tbody>\n");
+    strbuf_puts(
+        b, "<div class=\"scroll\"><table "
+           "class=\"check\"><thead><tr><th>What</th><th>State</th><th>Evidence</th></tr></thead><tbody>\n");
     for (size_t i = 0; i < ROW_N; i++) {
         const struct row *row = &r->rows[i];
         strbuf_printf(b, "<tr id=\"row-%s\"><td class=\"key\">", row_key((enum row_id)i));
@@ -210,8 +218,9 @@ static void page_findings(struct strbuf *b, const struct report *r)
 static void page_identity(struct strbuf *b, const struct report *r)
 {
     struct strbuf arch = STRBUF_INIT;
-    html_section(b, "identity", "Identity", "What exactly was examined. The model's hash covers names, sizes and headers of "
-                                            "every shard, config and tokenizer.");
+    html_section(b, "identity", "Identity",
+                 "What exactly was examined. The model's hash covers names, sizes and headers of "
+                 "every shard, config and tokenizer.");
     strbuf_printf(&arch, "%s (%s)", r->arch_name, r->arch_origin);
     strbuf_puts(b, "<dl class=\"kv one\">\n");
     html_pair(b, "Model directory", r->model_dir);
@@ -229,7 +238,8 @@ static void page_identity(struct strbuf *b, const struct report *r)
 /* The text has one "TERM: meaning" a line; a line without a colon continues as a note. */
 static void page_definitions(struct strbuf *b, const char *text)
 {
-    html_section(b, "definitions", "Definitions", "The same words mean different numbers in different tools. Here they mean this.");
+    html_section(b, "definitions", "Definitions",
+                 "The same words mean different numbers in different tools. Here they mean this.");
     strbuf_puts(b, "<dl class=\"kv def\">\n");
     while (*text) {
         size_t n = strcspn(text, "\n");
@@ -250,9 +260,11 @@ static void page_definitions(struct strbuf *b, const char *text)
 
 static void page_nav(struct strbuf *b)
 {
-    static const char *const items[] = {"checklist", "Checklist", "findings", "Findings", "model", "Model", "memory", "Memory",
-                                        "numerics", "Numbers", "text", "Text", "latency", "Latency", "service", "Service",
-                                        "operators", "Operators", "environment", "Environment", "definitions", "Definitions"};
+    static const char *const items[] = {
+        "checklist",   "Checklist",   "findings",    "Findings",   "model",     "Model",
+        "memory",      "Memory",      "numerics",    "Numbers",    "text",      "Text",
+        "latency",     "Latency",     "service",     "Service",    "operators", "Operators",
+        "environment", "Environment", "definitions", "Definitions"};
     strbuf_puts(b, "<nav>");
     for (size_t i = 0; i + 1 < ARRAY_LEN(items); i += 2)
         strbuf_printf(b, "<a href=\"#%s\">%s</a>\n", items[i], items[i + 1]);
@@ -280,5 +292,7 @@ void report_write_html(const struct report *r, struct strbuf *b)
     page_definitions(b, r->definitions);
     strbuf_puts(b, "</main>\n<footer>Made by day0 ");
     html_text(b, r->version);
-    strbuf_puts(b, ". The same content for programs is in report.json beside this file.</footer>\n</body>\n</html>\n");
+    strbuf_puts(
+        b,
+        ". The same content for programs is in report.json beside this file.</footer>\n</body>\n</html>\n");
 }

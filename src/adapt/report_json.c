@@ -108,7 +108,8 @@ static int save(const char *dir, const char *name, const struct strbuf *text, st
         return err_set(e, ERR_NOMEM, "%s: out of memory while writing the report", name);
     arena_init(&arena, NULL, MEM_REPORT);
     const char *path = path_join(&arena, dir, name);
-    rc = path ? file_write_atomic(path, text->data, text->len, e) : err_set(e, ERR_NOMEM, "%s: out of memory", name);
+    rc = path ? file_write_atomic(path, text->data, text->len, e)
+              : err_set(e, ERR_NOMEM, "%s: out of memory", name);
     arena_release(&arena);
     return rc;
 }

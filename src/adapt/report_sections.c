@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Owns: the sections of the page that show facts: model, memory, numbers, text, latency, service, operators, environment.
- * Refuses: a section without facts pretending to have some: it says which stage did not give them.
+ * Owns: the sections of the page that show facts: model, memory, numbers, text, latency, service, operators,
+ * environment. Refuses: a section without facts pretending to have some: it says which stage did not give
+ * them.
  */
 #include "adapt/html.h"
 
@@ -11,7 +12,8 @@
 static void nothing(struct strbuf *b, const struct report *r, unsigned stage)
 {
     strbuf_puts(b, "<p class=\"empty\">");
-    html_text(b, r->stages[stage].summary && *r->stages[stage].summary ? r->stages[stage].summary : "This stage did not run.");
+    html_text(b, r->stages[stage].summary && *r->stages[stage].summary ? r->stages[stage].summary
+                                                                       : "This stage did not run.");
     strbuf_puts(b, "</p>\n");
 }
 
@@ -71,7 +73,8 @@ static void tile(struct strbuf *b, number_fn print, const struct json *v, const 
 }
 
 /* A pair whose value is a printed number; nothing when the fact is absent. */
-static void number_pair(struct strbuf *b, const char *term, number_fn print, const struct json *v, const char *path)
+static void number_pair(struct strbuf *b, const char *term, number_fn print, const struct json *v,
+                        const char *path)
 {
     struct strbuf text = STRBUF_INIT;
     double x = fact_number(v, path, -1);
@@ -87,7 +90,8 @@ static void number_pair(struct strbuf *b, const char *term, number_fn print, con
 void section_model(struct strbuf *b, const struct report *r)
 {
     const struct json *m = fact(r->facts[0], "model");
-    html_section(b, "model", "Model", "Read from config.json, the headers of the shards and the architecture file.");
+    html_section(b, "model", "Model",
+                 "Read from config.json, the headers of the shards and the architecture file.");
     if (!m) {
         nothing(b, r, 0);
     } else {
@@ -202,7 +206,8 @@ static void memory_table(struct strbuf *b, const struct json *predicted)
     strbuf_puts(b, "</dl>\n");
 }
 
-static void memory_plot(struct strbuf *b, const struct json *predicted, double ready, double peak, double allowed)
+static void memory_plot(struct strbuf *b, const struct json *predicted, double ready, double peak,
+                        double allowed)
 {
     double parts[ARRAY_LEN(memory_parts)];
     struct strbuf notes[3] = {STRBUF_INIT, STRBUF_INIT, STRBUF_INIT};
@@ -214,7 +219,11 @@ static void memory_plot(struct strbuf *b, const struct json *predicted, double r
     struct svg_bar bars[3] = {{"Predicted", strbuf_cstr(&notes[0]), parts, ARRAY_LEN(parts)},
                               {"When ready", strbuf_cstr(&notes[1]), &ready, 1},
                               {"Peak, loaded", strbuf_cstr(&notes[2]), &peak, 1}};
-    svg_bars(b, "Memory predicted and measured", bars, peak >= 0 ? 3 : ready >= 0 ? 2 : 1, allowed, "allowed");
+    svg_bars(b, "Memory predicted and measured", bars,
+             peak >= 0    ? 3
+             : ready >= 0 ? 2
+                          : 1,
+             allowed, "allowed");
     for (size_t i = 0; i < ARRAY_LEN(notes); i++)
         strbuf_release(&notes[i]);
 }
@@ -222,9 +231,12 @@ static void memory_plot(struct strbuf *b, const struct json *predicted, double r
 void section_memory(struct strbuf *b, const struct report *r)
 {
     const struct json *facts = r->facts[2], *predicted = fact(facts, "plan.predicted");
-    double ready = fact_number(facts, "measured.ready_rss", -1), peak = fact_number(r->facts[4], "memory.peak_rss", -1);
+    double ready = fact_number(facts, "measured.ready_rss", -1),
+           peak = fact_number(r->facts[4], "memory.peak_rss", -1);
     double allowed = fact_number(facts, "measured.allowed", 0);
-    html_section(b, "memory", "Memory", "The plan was made before a weight was read; the measurement is the resident set of the service.");
+    html_section(
+        b, "memory", "Memory",
+        "The plan was made before a weight was read; the measurement is the resident set of the service.");
     if (!predicted) {
         nothing(b, r, 2);
     } else {
@@ -277,7 +289,8 @@ static void reference_part(struct strbuf *b, const struct json *ref)
 
 static void piece_table(struct strbuf *b, const struct json *facts)
 {
-    static const char *const heads[] = {"Piece", "State", "Remark", "Weights", "Relative L2", "Largest difference", "Seconds"};
+    static const char *const heads[] = {
+        "Piece", "State", "Remark", "Weights", "Relative L2", "Largest difference", "Seconds"};
     size_t n = fact_count(facts, "pieces");
     if (!n)
         return;
@@ -288,7 +301,8 @@ static void piece_table(struct strbuf *b, const struct json *facts)
         strbuf_puts(b, "<tr>");
         text_cell(b, "key", fact_text(p, "name"));
         strbuf_puts(b, "<td>");
-        html_badge(b, fact_true(p, "ran") ? "self-consistent" : "not run");
+        bool bad = fact_true(p, "all_zero") || *fact_text(p, "why");
+        html_badge(b, !fact_true(p, "ran") ? "not run" : bad ? "failed" : "self-consistent");
         strbuf_puts(b, "</td>");
         text_cell(b, "", fact_true(p, "all_zero") ? "output is all zero" : fact_text(p, "why"));
         number_cell(b, html_bytes, p, "weight_bytes");
@@ -310,7 +324,8 @@ void section_numerics(struct strbuf *b, const struct report *r)
         if (ref)
             reference_part(b, ref);
         else
-            strbuf_puts(b, "<p class=\"lead\">No reference was given (--reference FILE), so the numbers agree with this program's own "
+            strbuf_puts(b, "<p class=\"lead\">No reference was given (--reference FILE), so the numbers "
+                           "agree with this program's own "
                            "reference kernels and with nothing else: self-consistent.</p>\n");
         piece_table(b, facts);
         strbuf_puts(b, "<dl class=\"kv\">\n");
@@ -323,14 +338,10 @@ void section_numerics(struct strbuf *b, const struct report *r)
 
 /* ---- stage 4 */
 
-static void text_case(struct strbuf *b, const struct json *c)
+static void text_answer(struct strbuf *b, const struct json *c)
 {
-    strbuf_puts(b, "<tr>");
-    text_cell(b, "key", fact_text(c, "name"));
-    passed_cell(b, fact_true(c, "passed"));
-    strbuf_puts(b, "<td>");
-    if (*fact_text(c, "output")) {
-        const char *prompt = fact_text(c, "prompt"), *output = fact_text(c, "output");
+    const char *prompt = fact_text(c, "prompt"), *output = fact_text(c, "output");
+    if (*output) {
         strbuf_puts(b, "<blockquote><bdi><span class=\"note\">");
         html_text_n(b, prompt, strlen(prompt), 120);
         strbuf_puts(b, "</span>");
@@ -342,22 +353,37 @@ static void text_case(struct strbuf *b, const struct json *c)
         html_text(b, fact_text(c, "why"));
         strbuf_puts(b, "</span>");
     }
+}
+
+/* A case about more than one request has no times of its own: its text takes their place. */
+static void text_case(struct strbuf *b, const struct json *c)
+{
+    bool timed = fact(c, "ms.total") != NULL;
+    strbuf_puts(b, "<tr>");
+    text_cell(b, "key", fact_text(c, "name"));
+    passed_cell(b, fact_true(c, "passed"));
+    strbuf_puts(b, timed ? "<td>" : "<td colspan=\"7\">");
+    text_answer(b, c);
     strbuf_puts(b, "</td>");
-    number_cell(b, html_count, c, "prompt_tokens");
-    number_cell(b, html_count, c, "output_tokens");
-    number_cell(b, html_milliseconds, c, "ms.tokenize");
-    number_cell(b, html_milliseconds, c, "ms.first_token");
-    number_cell(b, html_milliseconds, c, "ms.decode");
-    number_cell(b, html_milliseconds, c, "ms.total");
+    if (timed) {
+        number_cell(b, html_count, c, "prompt_tokens");
+        number_cell(b, html_count, c, "output_tokens");
+        number_cell(b, html_milliseconds, c, "ms.tokenize");
+        number_cell(b, html_milliseconds, c, "ms.first_token");
+        number_cell(b, html_milliseconds, c, "ms.decode");
+        number_cell(b, html_milliseconds, c, "ms.total");
+    }
     strbuf_puts(b, "</tr>\n");
 }
 
 void section_text(struct strbuf *b, const struct report *r)
 {
-    static const char *const heads[] = {"Case", "State", "Prompt and answer", "In", "Out", "Tokenize ms", "First token ms",
-                                        "Decode ms", "Total ms"};
+    static const char *const heads[] = {
+        "Case", "State", "Prompt and answer", "In", "Out", "Tokenize", "First", "Decode", "Total"};
     size_t n = fact_count(r->facts[3], "cases");
-    html_section(b, "text", "Text channel", "Each case went through the service by HTTP.");
+    html_section(
+        b, "text", "Text channel",
+        "Each case went through the service by HTTP. In and out are tokens; times are milliseconds.");
     if (!n) {
         nothing(b, r, 3);
     } else {
@@ -428,12 +454,16 @@ static void latency_rows(struct strbuf *b, const struct json *runs, const char *
 
 static void one_decimal(struct strbuf *b, double v)
 {
-    html_number(b, v, v < 100 ? 1 : 0);
+    if (v < 1000)
+        html_number(b, v, v < 100 ? 1 : 0);
+    else
+        html_count(b, v);
 }
 
 static void throughput_table(struct strbuf *b, const struct json *runs)
 {
-    static const char *const heads[] = {"Concurrency", "Tokens from", "Requests", "Failed", "Tokens/s", "Requests/s", "Wall", "Peak memory"};
+    static const char *const heads[] = {"Concurrency", "Tokens from", "Requests", "Failed",
+                                        "Tokens/s",    "Requests/s",  "Wall",     "Peak memory"};
     open_table(b, heads, ARRAY_LEN(heads), 2);
     for (size_t i = 0; i < runs->n; i++) {
         const struct json *run = json_at(runs, i);
@@ -454,9 +484,11 @@ static void throughput_table(struct strbuf *b, const struct json *runs)
 
 void section_latency(struct strbuf *b, const struct report *r)
 {
-    static const char *const heads[] = {"Milliseconds", "Concurrency", "p50", "p90", "p99", "max", "mean", "Samples"};
+    static const char *const heads[] = {"Milliseconds", "Concurrency", "p50",  "p90",
+                                        "p99",          "max",         "mean", "Samples"};
     const struct json *runs = fact(r->facts[4], "runs");
-    html_section(b, "latency", "Latency and throughput", "Measured over HTTP, from the moment a request was due.");
+    html_section(b, "latency", "Latency and throughput",
+                 "Measured over HTTP, from the moment a request was due.");
     if (!runs || runs->type != JSON_ARRAY || !runs->n) {
         nothing(b, r, 4);
     } else {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Owns: the three plots of the report as inline SVG. Colours come from the page's style sheet by class, so that light, dark and print need no
- * second picture.
- * Refuses: coordinates that are not finite, and data that is. A value that is NaN or infinite is counted and named under the plot, never drawn.
+ * Owns: the three plots of the report as inline SVG. Colours come from the page's style sheet by class, so
+ * that light, dark and print need no second picture. Refuses: coordinates that are not finite, and data that
+ * is. A value that is NaN or infinite is counted and named under the plot, never drawn.
  */
 #include "adapt/html.h"
 
@@ -10,16 +10,19 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define HALF         480.0 /* two plots in a row: one unit is one pixel on a wide page, so all plots have one size of type */
-#define WHOLE        980.0
-#define LEFT         56.0
-#define RIGHT        14.0
-#define TOP          18.0
-#define MAX_POINTS   480 /* more than that cannot be told apart at this width */
-#define MAX_SERIES   4
-#define MAX_VALUES   10000
+#define HALF                                                                                                 \
+    480.0 /* two plots in a row: one unit is one pixel on a wide page, so all plots have one size of type */
+#define WHOLE      980.0
+#define LEFT       56.0
+#define RIGHT      14.0
+#define TOP        18.0
+#define MAX_POINTS 480 /* more than that cannot be told apart at this width */
+#define MAX_SERIES 4
+#define MAX_VALUES 10000
 
-struct axis { double low, high, from, to; }; /* logarithms of the data range; pixels */
+struct axis {
+    double low, high, from, to;
+}; /* logarithms of the data range; pixels */
 
 static double place(const struct axis *a, double value)
 {
@@ -107,7 +110,7 @@ static void log_ticks(struct strbuf *b, const struct axis *x, double top, double
             if (log10(v) < x->low - 1e-9 || log10(v) > x->high + 1e-9)
                 continue;
             struct strbuf label = STRBUF_INIT;
-            html_number(&label, v, v < 0.1 ? 2 : v < 1 ? 1 : 0);
+            html_number(&label, v, v < 0.0095 ? 3 : v < 0.095 ? 2 : v < 0.95 ? 1 : 0);
             line(b, "grid", place(x, v), top, place(x, v), bottom);
             text_at(b, "tick mid", place(x, v), bottom + 16, strbuf_cstr(&label));
             strbuf_release(&label);
@@ -115,8 +118,8 @@ static void log_ticks(struct strbuf *b, const struct axis *x, double top, double
     }
 }
 
-static void cdf_line(struct strbuf *b, size_t index, const double *v, size_t n, const struct axis *x, double top,
-                     double bottom)
+static void cdf_line(struct strbuf *b, size_t index, const double *v, size_t n, const struct axis *x,
+                     double top, double bottom)
 {
     strbuf_printf(b, "<path class=\"curve s%zu\" d=\"M", index);
     point(b, place(x, v[0]), bottom);
@@ -138,8 +141,10 @@ static void cdf_line(struct strbuf *b, size_t index, const double *v, size_t n, 
 
 static void cdf_frame(struct strbuf *b, const struct axis *x, double top, double bottom)
 {
-    static const struct { double at; const char *label; } marks[] = {
-        {0, "0"}, {0.5, "50 %"}, {0.9, "90 %"}, {1, "100 %"}};
+    static const struct {
+        double at;
+        const char *label;
+    } marks[] = {{0, "0"}, {0.5, "50 %"}, {0.9, "90 %"}, {1, "100 %"}};
     for (size_t i = 0; i < ARRAY_LEN(marks); i++) {
         double y = bottom - marks[i].at * (bottom - top);
         line(b, i ? "grid" : "axis", LEFT, y, HALF - RIGHT, y);
@@ -149,7 +154,8 @@ static void cdf_frame(struct strbuf *b, const struct axis *x, double top, double
     text_at(b, "tick mid", (LEFT + HALF - RIGHT) / 2, bottom + 34, "milliseconds (logarithmic)");
 }
 
-static void cdf_legend(struct strbuf *b, const struct svg_series *series, const size_t *count, size_t n, double y)
+static void cdf_legend(struct strbuf *b, const struct svg_series *series, const size_t *count, size_t n,
+                       double y)
 {
     double x = LEFT;
     for (size_t i = 0; i < n; i++) {
@@ -204,7 +210,11 @@ void svg_cdf(struct strbuf *b, const char *title, const struct svg_series *serie
 
 /* ---- differences by position */
 
-struct positions { const double *values; size_t n, n_zero, n_bad; double low, high; };
+struct positions {
+    const double *values;
+    size_t n, n_zero, n_bad;
+    double low, high;
+};
 
 static void positions_range(struct positions *p, double limit)
 {
@@ -347,7 +357,8 @@ void svg_bars(struct strbuf *b, const char *title, const struct svg_bar *bars, s
     if (mark > 0 && isfinite(mark)) {
         double x = left + mark / most * width;
         line(b, "limit", x, top - 8, x, height - 8);
-        text_at(b, x > HALF * 0.6 ? "limit-label end" : "limit-label", x > HALF * 0.6 ? x - 4 : x + 4, top - 12, mark_label);
+        text_at(b, x > HALF * 0.6 ? "limit-label end" : "limit-label", x > HALF * 0.6 ? x - 4 : x + 4,
+                top - 12, mark_label);
     }
     strbuf_puts(b, "</svg>\n");
 }

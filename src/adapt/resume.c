@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Owns: the report's directory, and stored stages: stages/N.json with the key of everything that went into the stage.
- * Refuses: resuming a stage that failed or was cut short, a file whose key differs in one bit, and writing into a directory that is not ours.
+ * Owns: the report's directory, and stored stages: stages/N.json with the key of everything that went into
+ * the stage. Refuses: resuming a stage that failed or was cut short, a file whose key differs in one bit, and
+ * writing into a directory that is not ours.
  */
 #include "adapt/job.h"
 
@@ -34,7 +35,8 @@ int outdir_prepare(struct job *j, struct err *e)
         if (rc)
             return rc;
         if (!marker.exists && n) {
-            err_set(e, ERR_USAGE, "%s is not empty and no report of day0 (it holds %s)", j->out_dir, names[0]);
+            err_set(e, ERR_USAGE, "%s is not empty and no report of day0 (it holds %s)", j->out_dir,
+                    names[0]);
             return err_hint(e, "name another directory with --out");
         }
     }
@@ -59,7 +61,8 @@ static int add_number(struct sha256 *s, const char *what, uint64_t v)
     return add_text(s, what, text);
 }
 
-/* Name, size and time of every file: weights that changed behind an unchanged header must not be taken for the old ones. */
+/* Name, size and time of every file: weights that changed behind an unchanged header must not be taken for
+ * the old ones. */
 static int add_files(struct job *j, struct sha256 *s, struct err *e)
 {
     char **names = NULL;
@@ -105,7 +108,8 @@ static int add_host(struct job *j, struct sha256 *s)
     rc = rc ? rc : add_number(s, "memory", h->memory_total);
     rc = rc ? rc : add_number(s, "threads", j->threads);
     for (size_t i = 0; rc == ERR_OK && i < h->n_libraries; i++)
-        rc = add_text(s, h->libraries[i].name ? h->libraries[i].name : "library", h->libraries[i].found ? h->libraries[i].version : NULL);
+        rc = add_text(s, h->libraries[i].name ? h->libraries[i].name : "library",
+                      h->libraries[i].found ? h->libraries[i].version : NULL);
     return rc;
 }
 
@@ -203,19 +207,22 @@ static void write_findings(struct job *j, size_t first, struct json_writer *w)
     json_end_array(w);
 }
 
-/* Complete: the stage ran to its end, nothing it found can be otherwise on the same inputs. Partial stages are stored only where that holds, which
- * is stage 2 without a reference and stage 4 without a chat template. */
+/* Complete: the stage ran to its end, nothing it found can be otherwise on the same inputs. Partial stages
+ * are stored only where that holds, which is stage 2 without a reference and stage 4 without a chat template.
+ */
 static bool complete(const struct job *j, unsigned stage)
 {
     const struct stage *s = &j->out->stages[stage];
     if (j->f->dropped || (j->external && stage >= STAGE_LAYOUT))
         return false;
     if (s->state == STAGE_PARTIAL)
-        return (stage == STAGE_MINIMAL && j->out->rows[ROW_NUMERICS].state == ROW_SELF_CONSISTENT) || stage == STAGE_CHANNELS;
+        return (stage == STAGE_MINIMAL && j->out->rows[ROW_NUMERICS].state == ROW_SELF_CONSISTENT) ||
+               stage == STAGE_CHANNELS;
     return s->state == STAGE_PASSED;
 }
 
-int resume_store(struct job *j, unsigned stage, const char *key, const char *facts, const struct row *before, size_t first_finding, struct err *e)
+int resume_store(struct job *j, unsigned stage, const char *key, const char *facts, const struct row *before,
+                 size_t first_finding, struct err *e)
 {
     struct strbuf text = STRBUF_INIT;
     struct json_writer w;
@@ -243,7 +250,8 @@ int resume_store(struct job *j, unsigned stage, const char *key, const char *fac
     return rc;
 }
 
-/* ---- loading. The file is ours, but it lies on a disk: whatever does not read as expected means that the stage runs again. */
+/* ---- loading. The file is ours, but it lies on a disk: whatever does not read as expected means that the
+ * stage runs again. */
 
 static bool finding_of_code(const char *code, enum finding_id *id)
 {
@@ -261,7 +269,8 @@ static bool load_findings(struct job *j, const struct json *list, bool apply)
     for (size_t i = 0; list && i < list->n; i++) {
         const struct json *v = json_at(list, i);
         enum finding_id id;
-        const char *subject = json_string(json_get(v, "subject")), *evidence = json_string(json_get(v, "evidence"));
+        const char *subject = json_string(json_get(v, "subject")),
+                   *evidence = json_string(json_get(v, "evidence"));
         const char *remedy = json_string(json_get(v, "remedy"));
         if (!finding_of_code(json_string(json_get(v, "id")), &id) || !subject || !evidence || !remedy)
             return false;
@@ -278,7 +287,8 @@ static bool load_rows(struct job *j, const struct json *list, bool apply)
         const char *key = json_string(json_get(v, "row")), *evidence = json_string(json_get(v, "evidence"));
         uint64_t state;
         enum row_id row = key ? row_find(key) : ROW_N;
-        if (row == ROW_N || !evidence || !json_u64(json_get(v, "state"), &state) || state > ROW_SELF_CONSISTENT)
+        if (row == ROW_N || !evidence || !json_u64(json_get(v, "state"), &state) ||
+            state > ROW_SELF_CONSISTENT)
             return false;
         if (apply)
             job_row(j, row, (enum row_state)state, "%s", evidence);
@@ -296,13 +306,17 @@ bool resume_load(struct job *j, unsigned stage, const char *key)
     double seconds = 0;
     bool is_complete = false;
     const char *path = stage_path(j, stage);
-    if (!path || file_read(path, MAX_STORED, j->arena, &text, &n, &e) != ERR_OK || json_parse(text, n, NULL, j->arena, &v, &e) != ERR_OK)
+    if (!path || file_read(path, MAX_STORED, j->arena, &text, &n, &e) != ERR_OK ||
+        json_parse(text, n, NULL, j->arena, &v, &e) != ERR_OK)
         return false;
     const char *stored = json_string(json_get(v, "key")), *summary = json_string(json_get(v, "summary"));
-    const struct json *rows = json_get(v, "rows"), *findings = json_get(v, "findings"), *facts = json_get(v, "facts");
-    if (!stored || strcmp(stored, key) != 0 || !json_u64(json_get(v, "schema_version"), &schema) || schema != REPORT_SCHEMA_VERSION)
+    const struct json *rows = json_get(v, "rows"), *findings = json_get(v, "findings"),
+                      *facts = json_get(v, "facts");
+    if (!stored || strcmp(stored, key) != 0 || !json_u64(json_get(v, "schema_version"), &schema) ||
+        schema != REPORT_SCHEMA_VERSION)
         return false;
-    if (!json_bool(json_get(v, "complete"), &is_complete) || !is_complete || !json_u64(json_get(v, "state"), &state) || state > STAGE_PARTIAL)
+    if (!json_bool(json_get(v, "complete"), &is_complete) || !is_complete ||
+        !json_u64(json_get(v, "state"), &state) || state > STAGE_PARTIAL)
         return false;
     if (!summary || !facts || !load_rows(j, rows, false) || !load_findings(j, findings, false))
         return false;

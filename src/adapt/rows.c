@@ -1,15 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Owns: the meaning of the checklist.
- * Refuses: turning a failed row green. Only a finding can be waived, and a failed row whose error findings are all waived stays failed in the
- * table, with the reason beside it; it no longer decides the verdict.
+ * Refuses: turning a failed row green. Only a finding can be waived, and a failed row whose error findings
+ * are all waived stays failed in the table, with the reason beside it; it no longer decides the verdict.
  */
 #include "adapt/rows.h"
 
 #include <stdio.h>
 #include <string.h>
 
-static const struct { const char *key, *title; } names[ROW_N] = {
+static const struct {
+    const char *key, *title;
+} names[ROW_N] = {
     [ROW_WEIGHTS] = {"weights", "Weight integrity"},
     [ROW_MEMORY] = {"memory", "Memory"},
     [ROW_COMM] = {"communication", "Communication"},
@@ -104,7 +106,8 @@ static int unknown_finding(const char *key, struct err *e)
     char valid[600] = "";
     size_t n = 0;
     for (unsigned i = 0; i < FINDING_N && n + 8 < sizeof(valid); i++)
-        n += (size_t)snprintf(valid + n, sizeof(valid) - n, "%s%s", i ? ", " : "", finding_code((enum finding_id)i));
+        n += (size_t)snprintf(valid + n, sizeof(valid) - n, "%s%s", i ? ", " : "",
+                              finding_code((enum finding_id)i));
     return err_set(e, ERR_USAGE, "--waive %.60s: no such finding; findings are %s", key, valid);
 }
 
@@ -114,13 +117,15 @@ int rows_check_overrides(const struct adapt_options *o, struct err *e)
         if (!o->accept[i].key || row_find(o->accept[i].key) == ROW_N)
             return unknown_row(o->accept[i].key ? o->accept[i].key : "", e);
         if (!o->accept[i].reason || !*o->accept[i].reason)
-            return err_set(e, ERR_USAGE, "--accept %s: a reason is needed: --accept %s=REASON", o->accept[i].key, o->accept[i].key);
+            return err_set(e, ERR_USAGE, "--accept %s: a reason is needed: --accept %s=REASON",
+                           o->accept[i].key, o->accept[i].key);
     }
     for (size_t i = 0; i < o->n_waive; i++) {
         if (!o->waive[i].key || !known_finding(o->waive[i].key))
             return unknown_finding(o->waive[i].key ? o->waive[i].key : "", e);
         if (!o->waive[i].reason || !*o->waive[i].reason)
-            return err_set(e, ERR_USAGE, "--waive %s: a reason is needed: --waive %s=REASON", o->waive[i].key, o->waive[i].key);
+            return err_set(e, ERR_USAGE, "--waive %s: a reason is needed: --waive %s=REASON", o->waive[i].key,
+                           o->waive[i].key);
     }
     return ERR_OK;
 }
@@ -139,7 +144,10 @@ void row_set(struct row *row, struct arena *arena, enum row_state state, const c
     row->evidence = copy ? copy : "out of memory";
 }
 
-struct row_errors { size_t open, waived; const struct finding *first_open, *first_waived; };
+struct row_errors {
+    size_t open, waived;
+    const struct finding *first_open, *first_waived;
+};
 
 static void count_errors(const struct findings *f, enum row_id id, struct row_errors *out)
 {

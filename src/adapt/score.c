@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Owns: two signs, without any reference, that tokenizer and weights belong together: how likely the model finds a plain text, and whether what
- * it writes looks like writing. Neither alone is fair: a small model of a narrow subject finds any other text unlikely, and code is full of odd
- * neighbours. Together they point at a vocabulary that is not the model's.
- * Refuses: judging how good the model is.
+ * Owns: two signs, without any reference, that tokenizer and weights belong together: how likely the model
+ * finds a plain text, and whether what it writes looks like writing. Neither alone is fair: a small model of
+ * a narrow subject finds any other text unlikely, and code is full of odd neighbours. Together they point at
+ * a vocabulary that is not the model's. Refuses: judging how good the model is.
  */
 #include "adapt/job.h"
 
@@ -16,8 +16,9 @@
 
 #define MAX_IDS 96
 
-static const char plain_text[] = "Once upon a time there was a little girl who lived in a small house. One day she looked at the table "
-                                 "and saw a red ball and a blue box, and she was very happy.";
+static const char plain_text[] =
+    "Once upon a time there was a little girl who lived in a small house. One day she looked at the table "
+    "and saw a red ball and a blue box, and she was very happy.";
 
 static double log_softmax_at(const float *logits, size_t n, size_t at)
 {
@@ -29,7 +30,12 @@ static double log_softmax_at(const float *logits, size_t n, size_t at)
     return (double)logits[at] - top - log(sum);
 }
 
-struct scorer { struct weights *weights; struct engine *engine; void *plan_buf, *result; size_t plan_cap, result_cap, vocab; };
+struct scorer {
+    struct weights *weights;
+    struct engine *engine;
+    void *plan_buf, *result;
+    size_t plan_cap, result_cap, vocab;
+};
 
 static void scorer_close(struct scorer *s)
 {
@@ -45,8 +51,13 @@ static int scorer_open(struct job *j, struct scorer *s, uint32_t n_tokens, struc
     struct engine_options eo = {.mem = &j->d0->mem};
     struct load_options lo = {0};
     *s = (struct scorer){.vocab = (size_t)j->spec->vocab_size};
-    eo.limits = (struct engine_limits){.max_tokens = n_tokens, .max_seqs = 1, .max_rows = n_tokens, .max_pages_per_seq = pages,
-                                       .n_pages = pages, .page_tokens = page, .vocab = (uint32_t)s->vocab};
+    eo.limits = (struct engine_limits){.max_tokens = n_tokens,
+                                       .max_seqs = 1,
+                                       .max_rows = n_tokens,
+                                       .max_pages_per_seq = pages,
+                                       .n_pages = pages,
+                                       .page_tokens = page,
+                                       .vocab = (uint32_t)s->vocab};
     int rc = weights_load(&s->weights, j->spec->graph, j->ckpt, &j->dev, &lo, e);
     if (!rc)
         rc = engine_open(&s->engine, &j->dev, j->spec->graph, s->weights, &eo, e);
@@ -67,14 +78,16 @@ static int scorer_mean(struct scorer *s, const int32_t *ids, size_t n, double *m
     int rc = step_plan_init(s->plan_buf, s->plan_cap, 1, (uint32_t)n, n_pages, &plan, e);
     if (rc)
         return rc;
-    *step_plan_seqs(plan) = (struct step_seq){.request = 1, .n_tokens = (uint32_t)n, .n_pages = n_pages, .flags = STEP_ALL_LOGITS};
+    *step_plan_seqs(plan) = (struct step_seq){
+        .request = 1, .n_tokens = (uint32_t)n, .n_pages = n_pages, .flags = STEP_ALL_LOGITS};
     memcpy(step_plan_tokens(plan), ids, n * sizeof(*ids));
     for (uint32_t i = 0; i < n_pages; i++)
         step_plan_pages(plan)[i] = (int32_t)i;
     rc = engine_step(s->engine, plan, plan->bytes, s->result, s->result_cap, e);
     struct step_result *result = s->result;
     if (!rc && result->error)
-        rc = err_set(e, result->error, "the step failed: %s", result->error_at ? (const char *)result + result->error_at : "no message");
+        rc = err_set(e, result->error, "the step failed: %s",
+                     result->error_at ? (const char *)result + result->error_at : "no message");
     if (rc)
         return rc;
     const struct step_seq_result *q = step_result_seqs(result);
@@ -114,7 +127,19 @@ int score_text(struct job *j, struct score_result *out, struct err *e)
 
 /* ---- does it look like writing */
 
-enum letter { LETTER_NONE, LETTER_SPACE, LETTER_LOWER, LETTER_UPPER, LETTER_LATIN, LETTER_GREEK, LETTER_CYRILLIC, LETTER_DIGIT, LETTER_JOIN, LETTER_STOP, LETTER_SYMBOL };
+enum letter {
+    LETTER_NONE,
+    LETTER_SPACE,
+    LETTER_LOWER,
+    LETTER_UPPER,
+    LETTER_LATIN,
+    LETTER_GREEK,
+    LETTER_CYRILLIC,
+    LETTER_DIGIT,
+    LETTER_JOIN,
+    LETTER_STOP,
+    LETTER_SYMBOL
+};
 
 static enum letter class_of(uint32_t c)
 {
@@ -127,12 +152,15 @@ static enum letter class_of(uint32_t c)
     if (c >= '0' && c <= '9')
         return LETTER_DIGIT;
     if (c < 128)
-        return strchr("'\"-(", (int)c) ? LETTER_JOIN : strchr(".,;:!?)", (int)c) ? LETTER_STOP : LETTER_SYMBOL;
+        return strchr("'\"-(", (int)c)     ? LETTER_JOIN
+               : strchr(".,;:!?)", (int)c) ? LETTER_STOP
+                                           : LETTER_SYMBOL;
     if (c >= 0xc0 && c < 0x250)
         return LETTER_LATIN;
     if (c >= 0x370 && c < 0x400)
         return LETTER_GREEK;
-    return c >= 0x400 && c < 0x530 ? LETTER_CYRILLIC : LETTER_NONE; /* scripts that put no spaces are not judged */
+    return c >= 0x400 && c < 0x530 ? LETTER_CYRILLIC
+                                   : LETTER_NONE; /* scripts that put no spaces are not judged */
 }
 
 static bool is_letter(enum letter a)
@@ -142,7 +170,8 @@ static bool is_letter(enum letter a)
 
 static bool odd_neighbours(enum letter a, enum letter b)
 {
-    if (a == LETTER_NONE || b == LETTER_NONE || a == LETTER_SPACE || b == LETTER_SPACE || a == LETTER_JOIN || b == LETTER_JOIN)
+    if (a == LETTER_NONE || b == LETTER_NONE || a == LETTER_SPACE || b == LETTER_SPACE || a == LETTER_JOIN ||
+        b == LETTER_JOIN)
         return false;
     if (a == LETTER_SYMBOL || b == LETTER_SYMBOL)
         return true;

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Owns: the child service: command line, readiness within a deadline, end. Its output goes to service.log in the report's directory.
- * Refuses: waiting for ever, and knowing the service from the inside: readiness is what GET /health says.
+ * Owns: the child service: command line, readiness within a deadline, end. Its output goes to service.log in
+ * the report's directory. Refuses: waiting for ever, and knowing the service from the inside: readiness is
+ * what GET /health says.
  */
 #include "adapt/probe.h"
 
@@ -13,13 +14,18 @@
 #include "base/file.h"
 #include "base/thread.h"
 
-#define READY_NS     UINT64_C(120000000000)
-#define LOAD_RATE    UINT64_C(50000000) /* bytes per second that the slowest disk worth using reads */
-#define LOOK_EVERY   UINT64_C(20000000)
-#define STOP_GRACE   UINT64_C(5000000000)
-#define MAX_ARGS     32
+#define READY_NS   UINT64_C(120000000000)
+#define LOAD_RATE  UINT64_C(50000000) /* bytes per second that the slowest disk worth using reads */
+#define LOOK_EVERY UINT64_C(20000000)
+#define STOP_GRACE UINT64_C(5000000000)
+#define MAX_ARGS   32
 
-struct arguments { const char *argv[MAX_ARGS]; size_t n; struct arena *arena; bool failed; };
+struct arguments {
+    const char *argv[MAX_ARGS];
+    size_t n;
+    struct arena *arena;
+    bool failed;
+};
 
 static void add(struct arguments *a, const char *option, const char *value)
 {
@@ -119,7 +125,8 @@ static const char *wait_ready(struct job *j, const char *port_file, const char *
     bool bound = false;
     while (clock_ns() < deadline) {
         if (process_poll(&j->service, &e) == ERR_OK && !j->service.running)
-            return arena_printf(j->arena, "ended with status %d: %s", j->service.exit_status, log_tail(j, log));
+            return arena_printf(j->arena, "ended with status %d: %s", j->service.exit_status,
+                                log_tail(j, log));
         if (!bound && read_port(port_file, &port)) {
             snprintf(j->url, sizeof(j->url), "http://127.0.0.1:%u", port);
             bound = true;
@@ -128,13 +135,15 @@ static const char *wait_ready(struct job *j, const char *port_file, const char *
             return NULL;
         clock_sleep_ns(LOOK_EVERY);
     }
-    return arena_printf(j->arena, "%s before the deadline; its log ends: %s", bound ? "GET /health did not answer 200" : "bound no port", log_tail(j, log));
+    return arena_printf(j->arena, "%s before the deadline; its log ends: %s",
+                        bound ? "GET /health did not answer 200" : "bound no port", log_tail(j, log));
 }
 
 int service_start(struct job *j, double *seconds, struct err *e)
 {
     struct arguments a = {.arena = j->arena};
-    char *port_file = path_join(j->arena, j->out_dir, "service.port"), *log = path_join(j->arena, j->out_dir, "service.log");
+    char *port_file = path_join(j->arena, j->out_dir, "service.port"),
+         *log = path_join(j->arena, j->out_dir, "service.log");
     uint64_t begin = clock_ns();
     *seconds = 0;
     if (!port_file || !log)

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Owns: stage 1, environment: machine, device, model as its headers describe it, operators of the model on the device, weight integrity as far as
- * headers show it.
- * Refuses: reading weights.
+ * Owns: stage 1, environment: machine, device, model as its headers describe it, operators of the model on
+ * the device, weight integrity as far as headers show it. Refuses: reading weights.
  */
 #include "adapt/job.h"
 
@@ -73,7 +72,8 @@ static int write_operators(struct job *j, struct json_writer *w, size_t *n, size
 {
     struct verify_op_row *rows = NULL;
     *n = *missing = 0;
-    int rc = j->spec && j->dev_open ? verify_matrix(&j->dev, j->spec->graph, j->arena, &rows, n, j->f, e) : ERR_OK;
+    int rc =
+        j->spec && j->dev_open ? verify_matrix(&j->dev, j->spec->graph, j->arena, &rows, n, j->f, e) : ERR_OK;
     json_key(w, "operators");
     json_begin_array(w);
     for (size_t i = 0; rc == ERR_OK && i < *n; i++) {
@@ -108,11 +108,13 @@ static void judge_weights(struct job *j)
     char bytes[40];
     size_t errors = job_errors(j, ROW_WEIGHTS);
     if (errors == 0 && j->spec && j->ckpt->n_tensors)
-        job_row(j, ROW_WEIGHTS, ROW_PASSED, "%zu tensors in %zu shard%s, every name, shape and byte range as described, %s in all",
+        job_row(j, ROW_WEIGHTS, ROW_PASSED,
+                "%zu tensors in %zu shard%s, every name, shape and byte range as described, %s in all",
                 j->ckpt->n_tensors, j->ckpt->n_shards, j->ckpt->n_shards == 1 ? "" : "s",
                 format_bytes(j->ckpt->total_bytes, bytes, sizeof(bytes)));
     else if (errors == 0)
-        job_row(j, ROW_WEIGHTS, ROW_NOT_CHECKED, "not checked: there is no model description to check them against");
+        job_row(j, ROW_WEIGHTS, ROW_NOT_CHECKED,
+                "not checked: there is no model description to check them against");
 }
 
 int stage1_run(struct job *j, struct json_writer *w, struct err *e)
@@ -133,16 +135,18 @@ int stage1_run(struct job *j, struct json_writer *w, struct err *e)
     judge_weights(j);
     const struct finding *obstacle = job_obstacle(j);
     if (obstacle)
-        stage_say(j, STAGE_ENVIRONMENT, STAGE_FAILED, "%s %s: %s: %s", finding_code(obstacle->id), finding_name(obstacle->id),
-                  obstacle->subject, obstacle->evidence);
+        stage_say(j, STAGE_ENVIRONMENT, STAGE_FAILED, "%s %s: %s: %s", finding_code(obstacle->id),
+                  finding_name(obstacle->id), obstacle->subject, obstacle->evidence);
     else if (rc)
         stage_could_not(j, STAGE_ENVIRONMENT, &why);
     else if (missing)
-        stage_say(j, STAGE_ENVIRONMENT, STAGE_FAILED, "%zu of %zu operators of the model do not run on this device", missing, operators);
+        stage_say(j, STAGE_ENVIRONMENT, STAGE_FAILED,
+                  "%zu of %zu operators of the model do not run on this device", missing, operators);
     else if (!j->dev_open)
         stage_say(j, STAGE_ENVIRONMENT, STAGE_FAILED, "the device could not be opened: %s", j->dev_why);
     else
-        stage_say(j, STAGE_ENVIRONMENT, STAGE_PASSED, "%zu tensors in %zu shard%s; all %zu operators of the model run here",
-                  j->ckpt->n_tensors, j->ckpt->n_shards, j->ckpt->n_shards == 1 ? "" : "s", operators);
+        stage_say(j, STAGE_ENVIRONMENT, STAGE_PASSED,
+                  "%zu tensors in %zu shard%s; all %zu operators of the model run here", j->ckpt->n_tensors,
+                  j->ckpt->n_shards, j->ckpt->n_shards == 1 ? "" : "s", operators);
     return ERR_OK;
 }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Owns: stage 2, minimal validation: every byte of the weights where they fit, one layer of each kind against the reference kernels, the same bits
- * in every batch, and the numbers against a reference where one was given.
- * Refuses: calling agreement with ourselves passed.
+ * Owns: stage 2, minimal validation: every byte of the weights where they fit, one layer of each kind against
+ * the reference kernels, the same bits in every batch, and the numbers against a reference where one was
+ * given. Refuses: calling agreement with ourselves passed.
  */
 #include "adapt/job.h"
 
@@ -13,8 +13,14 @@
 #include "base/file.h"
 #include "verify/verify.h"
 
-struct minimal { struct verify_piece *pieces; size_t n, n_ran; double worst; };
-struct notes { char weights[400], numerics[600], bits[300]; };
+struct minimal {
+    struct verify_piece *pieces;
+    size_t n, n_ran;
+    double worst;
+};
+struct notes {
+    char weights[400], numerics[600], bits[300];
+};
 
 static int run_payload(struct job *j, struct json_writer *w, struct notes *notes, struct err *e)
 {
@@ -27,10 +33,12 @@ static int run_payload(struct job *j, struct json_writer *w, struct notes *notes
         rc = payload_scan(j, &p, e);
         if (rc)
             return rc;
-        snprintf(evidence, sizeof(evidence), "%s in %zu tensors read: %zu hold NaN or infinity, %zu are all zero", format_bytes(p.bytes, bytes, sizeof(bytes)),
-                 p.tensors, p.bad, p.all_zero);
+        snprintf(evidence, sizeof(evidence),
+                 "%s in %zu tensors read: %zu hold NaN or infinity, %zu are all zero",
+                 format_bytes(p.bytes, bytes, sizeof(bytes)), p.tensors, p.bad, p.all_zero);
     } else {
-        snprintf(evidence, sizeof(evidence), "payload not read whole: %s of weights; day0 check --payload reads them",
+        snprintf(evidence, sizeof(evidence),
+                 "payload not read whole: %s of weights; day0 check --payload reads them",
                  format_bytes(j->ckpt->total_bytes, bytes, sizeof(bytes)));
     }
     json_key(w, "payload");
@@ -51,8 +59,10 @@ static int run_payload(struct job *j, struct json_writer *w, struct notes *notes
 static int run_minimal(struct job *j, struct json_writer *w, struct minimal *m, struct err *e)
 {
     memset(m, 0, sizeof(*m));
-    job_progress(j, STAGE_MINIMAL, "embedding, one layer of each kind and head against the reference kernels");
-    int rc = verify_minimal(&j->dev, j->spec, j->ckpt, j->memory, j->arena, &m->pieces, &m->n, j->f, j->d0, e);
+    job_progress(j, STAGE_MINIMAL,
+                 "embedding, one layer of each kind and head against the reference kernels");
+    int rc =
+        verify_minimal(&j->dev, j->spec, j->ckpt, j->memory, j->arena, &m->pieces, &m->n, j->f, j->d0, e);
     json_key(w, "pieces");
     json_begin_array(w);
     for (size_t i = 0; rc == ERR_OK && i < m->n; i++) {
@@ -90,10 +100,12 @@ static int run_bits(struct job *j, struct json_writer *w, struct notes *notes, s
     if (rc)
         return rc;
     if (r.ran)
-        snprintf(notes->bits, sizeof(notes->bits), "%u of %u cases (alone, in a batch, in chunks) gave equal bits%s%s", r.equal, r.cases,
+        snprintf(notes->bits, sizeof(notes->bits),
+                 "%u of %u cases (alone, in a batch, in chunks) gave equal bits%s%s", r.equal, r.cases,
                  r.first_difference[0] ? "; first difference: " : "", r.first_difference);
     else
-        snprintf(notes->bits, sizeof(notes->bits), "not run%s%s", r.first_difference[0] ? ": " : "", r.first_difference);
+        snprintf(notes->bits, sizeof(notes->bits), "not run%s%s", r.first_difference[0] ? ": " : "",
+                 r.first_difference);
     json_key(w, "bits");
     json_begin_object(w);
     json_put_bool(w, "ran", r.ran);
@@ -122,7 +134,8 @@ static int run_score(struct job *j, struct json_writer *w, struct err *e)
     return ERR_OK;
 }
 
-static void write_reference(struct json_writer *w, const struct reference *r, const struct verify_reference_result *v)
+static void write_reference(struct json_writer *w, const struct reference *r,
+                            const struct verify_reference_result *v)
 {
     json_begin_object(w);
     json_put_string(w, "producer", r->producer);
@@ -146,7 +159,8 @@ static void write_reference(struct json_writer *w, const struct reference *r, co
     json_end_object(w);
 }
 
-static int run_reference(struct job *j, struct json_writer *w, struct notes *notes, bool *passed, struct err *e)
+static int run_reference(struct job *j, struct json_writer *w, struct notes *notes, bool *passed,
+                         struct err *e)
 {
     struct reference *r = NULL;
     struct verify_reference_result v = {0};
@@ -160,8 +174,10 @@ static int run_reference(struct job *j, struct json_writer *w, struct notes *not
     if (!rc && v.checked) {
         *passed = j->f->n_by_severity[SEVERITY_ERROR] == before;
         snprintf(notes->numerics, sizeof(notes->numerics),
-                 "largest |difference| of logits %.3g (limit %.3g) over %zu positions against %s; %u of %zu best tokens and %zu of %zu greedy tokens equal",
-                 v.max_abs_logit, v.limit, v.positions, r->producer, v.top1_agree, v.positions, v.greedy_equal, v.greedy_tokens);
+                 "largest |difference| of logits %.3g (limit %.3g) over %zu positions against %s; %u of %zu "
+                 "best tokens and %zu of %zu greedy tokens equal",
+                 v.max_abs_logit, v.limit, v.positions, r->producer, v.top1_agree, v.positions,
+                 v.greedy_equal, v.greedy_tokens);
         write_reference(w, r, &v);
     } else {
         json_write_null(w);
@@ -170,7 +186,8 @@ static int run_reference(struct job *j, struct json_writer *w, struct notes *not
     return rc;
 }
 
-static void set_rows(struct job *j, const struct minimal *m, const struct notes *notes, bool referenced, bool reference_passed)
+static void set_rows(struct job *j, const struct minimal *m, const struct notes *notes, bool referenced,
+                     bool reference_passed)
 {
     const struct row *weights = &j->out->rows[ROW_WEIGHTS];
     if (job_errors(j, ROW_WEIGHTS))
@@ -178,25 +195,35 @@ static void set_rows(struct job *j, const struct minimal *m, const struct notes 
     else if (weights->state == ROW_PASSED)
         job_row(j, ROW_WEIGHTS, ROW_PASSED, "%s; %s", weights->evidence, notes->weights);
     if (job_errors(j, ROW_NUMERICS))
-        job_row(j, ROW_NUMERICS, ROW_FAILED, "%s", notes->numerics[0] ? notes->numerics : "this device differs from the reference kernels: see the findings");
+        job_row(j, ROW_NUMERICS, ROW_FAILED, "%s",
+                notes->numerics[0] ? notes->numerics
+                                   : "this device differs from the reference kernels: see the findings");
     else if (referenced && reference_passed)
         job_row(j, ROW_NUMERICS, ROW_PASSED, "%s; %s", notes->numerics, notes->bits);
     else if (m->n_ran && !referenced)
-        job_row(j, ROW_NUMERICS, ROW_SELF_CONSISTENT, "%zu of %zu pieces agree with day0's own reference kernels within %.2g; %s; no reference was given (--reference FILE)",
+        job_row(j, ROW_NUMERICS, ROW_SELF_CONSISTENT,
+                "%zu of %zu pieces agree with day0's own reference kernels within %.2g; %s; no reference was "
+                "given (--reference FILE)",
                 m->n_ran, m->n, m->worst, notes->bits);
 }
 
-static void summarise(struct job *j, const struct minimal *m, const struct notes *notes, bool referenced, bool passed, bool whole)
+static void summarise(struct job *j, const struct minimal *m, const struct notes *notes, bool referenced,
+                      bool passed, bool whole)
 {
     if (job_errors(j, ROW_NUMERICS) || job_errors(j, ROW_WEIGHTS))
-        stage_say(j, STAGE_MINIMAL, STAGE_FAILED, "%s", notes->numerics[0] ? notes->numerics : "see the findings");
+        stage_say(j, STAGE_MINIMAL, STAGE_FAILED, "%s",
+                  notes->numerics[0] ? notes->numerics : "see the findings");
     else if (!whole)
-        stage_say(j, STAGE_MINIMAL, STAGE_PARTIAL, "%zu of %zu pieces streamed; the whole model was not run: %s", m->n_ran, m->n, job_too_large(j));
+        stage_say(j, STAGE_MINIMAL, STAGE_PARTIAL,
+                  "%zu of %zu pieces streamed; the whole model was not run: %s", m->n_ran, m->n,
+                  job_too_large(j));
     else if (referenced && passed)
         stage_say(j, STAGE_MINIMAL, STAGE_PASSED, "%s", notes->numerics);
     else
-        stage_say(j, STAGE_MINIMAL, STAGE_PARTIAL, "self-consistent: %zu of %zu pieces agree with the reference kernels; no reference was given",
-                  m->n_ran, m->n);
+        stage_say(
+            j, STAGE_MINIMAL, STAGE_PARTIAL,
+            "self-consistent: %zu of %zu pieces agree with the reference kernels; no reference was given",
+            m->n_ran, m->n);
 }
 
 static int run_all(struct job *j, struct json_writer *w, struct err *e)
@@ -238,7 +265,8 @@ int stage2_run(struct job *j, struct json_writer *w, struct err *e)
     if (rc) {
         stage_could_not(j, STAGE_MINIMAL, &why);
         if (!job_errors(j, ROW_NUMERICS))
-            job_row(j, ROW_NUMERICS, ROW_NOT_CHECKED, "not checked: %s", err_format(&why, text, sizeof(text)));
+            job_row(j, ROW_NUMERICS, ROW_NOT_CHECKED, "not checked: %s",
+                    err_format(&why, text, sizeof(text)));
     }
     return ERR_OK;
 }

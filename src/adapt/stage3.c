@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Owns: stage 3, layout and start: the plan against the memory there is, the communicator's self test, the start of the service, and its measured
- * memory against the plan.
- * Refuses: starting a service that the plan says cannot fit.
+ * Owns: stage 3, layout and start: the plan against the memory there is, the communicator's self test, the
+ * start of the service, and its measured memory against the plan. Refuses: starting a service that the plan
+ * says cannot fit.
  */
 #include "adapt/probe.h"
 
@@ -23,9 +23,12 @@ static uint64_t allowed(uint64_t predicted)
 static void write_plan(struct job *j, struct json_writer *w)
 {
     const struct plan_memory *m = &j->plan;
-    const struct { const char *key; uint64_t v; } parts[] = {{"weights", m->weights}, {"kv", m->kv}, {"scratch", m->scratch},
-                                                             {"staging", m->staging}, {"fixed", m->fixed}, {"total", m->total},
-                                                             {"kv_pages", m->kv_pages}};
+    const struct {
+        const char *key;
+        uint64_t v;
+    } parts[] = {{"weights", m->weights},  {"kv", m->kv},       {"scratch", m->scratch},
+                 {"staging", m->staging},  {"fixed", m->fixed}, {"total", m->total},
+                 {"kv_pages", m->kv_pages}};
     json_key(w, "plan");
     json_begin_object(w);
     json_key(w, "layout");
@@ -43,7 +46,8 @@ static void write_plan(struct job *j, struct json_writer *w)
     for (size_t i = 0; i < ARRAY_LEN(parts); i++)
         json_put_u64(w, parts[i].key, parts[i].v);
     json_end_object(w);
-    json_put_string(w, "predicted_source", "tensor headers and the memory plan of the graph; program and libraries: assumed");
+    json_put_string(w, "predicted_source",
+                    "tensor headers and the memory plan of the graph; program and libraries: assumed");
     json_put_u64(w, "available", j->memory);
     json_put_string(w, "available_source", j->memory_source);
     json_put_bool(w, "fits", m->fits);
@@ -122,7 +126,8 @@ static void measure(struct job *j, struct json_writer *w)
     json_put_string(w, "source", "VmRSS and VmHWM of the service process");
     json_end_object(w);
     if (peak == 0) {
-        job_row(j, ROW_MEMORY, ROW_NOT_CHECKED, "not checked: this system does not say what memory a process holds");
+        job_row(j, ROW_MEMORY, ROW_NOT_CHECKED,
+                "not checked: this system does not say what memory a process holds");
         return;
     }
     format_bytes(peak, a, sizeof(a));
@@ -154,7 +159,8 @@ static int start(struct job *j, struct json_writer *w, struct err *e)
     char predicted[40], have[40];
     if (j->external) {
         use_external(j);
-        job_row(j, ROW_MEMORY, ROW_NOT_CHECKED, "not checked: the server at %s is another process, maybe on another machine", j->url);
+        job_row(j, ROW_MEMORY, ROW_NOT_CHECKED,
+                "not checked: the server at %s is another process, maybe on another machine", j->url);
     } else {
         job_progress(j, STAGE_LAYOUT, "starting the service");
         int rc = service_start(j, &seconds, e);
@@ -167,14 +173,15 @@ static int start(struct job *j, struct json_writer *w, struct err *e)
     if (j->service_ready && !j->external)
         measure(j, w);
     if (!j->service_ready) {
-        stage_say(j, STAGE_LAYOUT, STAGE_FAILED, "the service did not get ready: %s", j->f->n ? j->f->items[j->f->n - 1].evidence : "");
+        stage_say(j, STAGE_LAYOUT, STAGE_FAILED, "the service did not get ready: %s",
+                  j->f->n ? j->f->items[j->f->n - 1].evidence : "");
         return ERR_OK;
     }
     format_bytes(j->plan.total, predicted, sizeof(predicted));
     format_bytes(j->memory, have, sizeof(have));
     bool bad = job_errors(j, ROW_MEMORY) || job_errors(j, ROW_COMM);
-    stage_say(j, STAGE_LAYOUT, bad ? STAGE_FAILED : STAGE_PASSED, "%s predicted, %s available; %s", predicted, have,
-              j->external ? "the server answers" : "service ready");
+    stage_say(j, STAGE_LAYOUT, bad ? STAGE_FAILED : STAGE_PASSED, "%s predicted, %s available; %s", predicted,
+              have, j->external ? "the server answers" : "service ready");
     return ERR_OK;
 }
 
@@ -206,7 +213,8 @@ int stage3_run(struct job *j, struct json_writer *w, struct err *e)
     if (obstacle || !j->front || !j->dev_open) {
         const char *code = obstacle ? finding_code(obstacle->id) : !j->front ? "the tokenizer" : "the device";
         stage_say(j, STAGE_LAYOUT, STAGE_NOT_RUN, "service not run: %s comes first", code);
-        job_row(j, ROW_MEMORY, ROW_NOT_CHECKED, "not checked: the service was not started, %s comes first", code);
+        job_row(j, ROW_MEMORY, ROW_NOT_CHECKED, "not checked: the service was not started, %s comes first",
+                code);
         return ERR_OK;
     }
     if (!j->o->program)

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Owns: stage 4, channels: text through the service, counted against the tokenizer, repeated, and judged for noise. The image channel says why it
- * does not apply or was not checked.
- * Refuses: reading the service from the inside. Every case is an HTTP request that any OpenAI-compatible server answers.
+ * Owns: stage 4, channels: text through the service, counted against the tokenizer, repeated, and judged for
+ * noise. The image channel says why it does not apply or was not checked. Refuses: reading the service from
+ * the inside. Every case is an HTTP request that any OpenAI-compatible server answers.
  */
 #include "adapt/probe.h"
 
@@ -29,9 +29,15 @@ struct channel {
     struct text_shape shape; /* of all answers */
 };
 
-struct text_case { const char *name, *text; bool chat; struct ids ids; double tokenize_ms; };
+struct text_case {
+    const char *name, *text;
+    bool chat;
+    struct ids ids;
+    double tokenize_ms;
+};
 
-static void write_case(struct channel *c, const struct text_case *t, const struct answer *a, bool passed, const char *why)
+static void write_case(struct channel *c, const struct text_case *t, const struct answer *a, bool passed,
+                       const char *why)
 {
     json_begin_object(c->w);
     json_put_string(c->w, "name", t->name);
@@ -72,12 +78,15 @@ static const char *judge_count(struct channel *c, const struct text_case *t, con
     }
     if (a->prompt_tokens == t->ids.n)
         return NULL;
-    const char *why = arena_printf(c->j->arena, "usage says %llu prompt tokens, the tokenizer makes %zu", (unsigned long long)a->prompt_tokens, t->ids.n);
+    const char *why = arena_printf(c->j->arena, "usage says %llu prompt tokens, the tokenizer makes %zu",
+                                   (unsigned long long)a->prompt_tokens, t->ids.n);
     why = why ? why : "usage differs";
     if (a->prompt_tokens == t->ids.n + 1)
         finding_add(c->j->f, FINDING_T006, t->name, "%s", why);
     else
-        finding_add_remedy(c->j->f, FINDING_T003, t->name, "the server uses another tokenizer or prompt rule than this directory: compare both", "%s", why);
+        finding_add_remedy(
+            c->j->f, FINDING_T003, t->name,
+            "the server uses another tokenizer or prompt rule than this directory: compare both", "%s", why);
     return why;
 }
 
@@ -93,11 +102,13 @@ static const char *judge_bos(struct channel *c, const struct text_case *t)
     if (!twice || t->chat) /* one finding for one cause: the plain cases tell it */
         return NULL;
     if (c->bos_twice++ == 0)
-        finding_add(c->j->f, FINDING_T006, "tokenizer.json", "its post-processor puts id %d (BOS) twice before \"%.40s\"", bos, t->text);
+        finding_add(c->j->f, FINDING_T006, "tokenizer.json",
+                    "its post-processor puts id %d (BOS) twice before \"%.40s\"", bos, t->text);
     return "BOS twice";
 }
 
-static const char *judge_answer(struct channel *c, const struct text_case *t, const struct answer *a, uint32_t max_tokens)
+static const char *judge_answer(struct channel *c, const struct text_case *t, const struct answer *a,
+                                uint32_t max_tokens)
 {
     const char *why = judge_bos(c, t);
     const char *count = judge_count(c, t, a);
@@ -108,7 +119,8 @@ static const char *judge_answer(struct channel *c, const struct text_case *t, co
         return "not UTF-8";
     }
     if (a->output_tokens > max_tokens) {
-        finding_add(c->j->f, FINDING_S002, t->name, "%llu tokens came, %u were asked for", (unsigned long long)a->output_tokens, max_tokens);
+        finding_add(c->j->f, FINDING_S002, t->name, "%llu tokens came, %u were asked for",
+                    (unsigned long long)a->output_tokens, max_tokens);
         return "more tokens than asked for";
     }
     return NULL;
@@ -170,12 +182,14 @@ static int make_ids(struct channel *c, struct text_case *t, struct err *e)
 /* Sentences until the prompt has about LONG_TOKENS tokens or half the context. */
 static char *long_text(struct channel *c)
 {
-    static const char sentence[] = "The sun went down behind the hills and the children walked home through the quiet fields. ";
+    static const char sentence[] =
+        "The sun went down behind the hills and the children walked home through the quiet fields. ";
     struct ids ids = {0};
     struct strbuf b = STRBUF_INIT;
     struct err e = {0};
     size_t want = c->j->context / 2 < LONG_TOKENS ? c->j->context / 2 : LONG_TOKENS;
-    size_t per = prompt_text(c->j->front, sentence, strlen(sentence), &ids, &e) == ERR_OK && ids.n ? ids.n : 20;
+    size_t per =
+        prompt_text(c->j->front, sentence, strlen(sentence), &ids, &e) == ERR_OK && ids.n ? ids.n : 20;
     size_t times = want / per;
     ids_release(&ids);
     for (size_t i = 0; i < (times ? times : 1); i++)
@@ -189,7 +203,9 @@ static int text_cases(struct channel *c, struct err *e)
 {
     struct text_case cases[] = {{.name = "plain", .text = "Once upon a time"},
                                 {.name = "one letter", .text = "A"},
-                                {.name = "Unicode", .text = "Gr\xc3\xbc\xc3\x9f" "e, \xe4\xbd\xa0\xe5\xa5\xbd \xf0\x9f\x8c\x8d, caf\xc3\xa9"},
+                                {.name = "Unicode",
+                                 .text = "Gr\xc3\xbc\xc3\x9f"
+                                         "e, \xe4\xbd\xa0\xe5\xa5\xbd \xf0\x9f\x8c\x8d, caf\xc3\xa9"},
                                 {.name = "long", .text = long_text(c)},
                                 {.name = "chat", .text = "Tell me a short story.", .chat = true}};
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
@@ -200,7 +216,8 @@ static int text_cases(struct channel *c, struct err *e)
         if (rc == ERR_UNSUPPORTED && cases[i].chat) {
             c->chat_why = arena_strdup(c->j->arena, why.message);
         } else if (rc) {
-            finding_add(c->j->f, FINDING_T004, cases[i].name, "the tokenizer refuses this text: %s", why.message);
+            finding_add(c->j->f, FINDING_T004, cases[i].name, "the tokenizer refuses this text: %s",
+                        why.message);
         } else if (cases[i].ids.n < c->j->context) {
             run_case(c, &cases[i]);
         }
@@ -228,12 +245,14 @@ static void round_trip(struct channel *c, const char *text)
     bool same = rc == ERR_OK && (strcmp(got, text) == 0 || (got[0] == ' ' && strcmp(got + 1, text) == 0));
     if (!same)
         finding_add(c->j->f, FINDING_T004, text, "comes back as \"%s\"%s", got, rc ? e.message : "");
-    write_case(c, &t, NULL, same, same ? "text to ids to text gives the text back" : "another text came back");
+    write_case(c, &t, NULL, same,
+               same ? "text to ids to text gives the text back" : "another text came back");
     ids_release(&t.ids);
     strbuf_release(&back);
 }
 
-static void same_answer(struct channel *c, const char *name, const struct ask *first, const struct ask *second, const char *what)
+static void same_answer(struct channel *c, const char *name, const struct ask *first,
+                        const struct ask *second, const char *what)
 {
     struct answer a, b;
     struct text_case t = {.name = name, .text = first->text};
@@ -245,7 +264,8 @@ static void same_answer(struct channel *c, const char *name, const struct ask *f
         finding_add(c->j->f, FINDING_S003, name, "%s", a.why[0] ? a.why : b.why);
         c->n_unanswered++;
     } else if (!same) {
-        finding_add(c->j->f, FINDING_S004, name, "%s: \"%.80s\" and \"%.80s\"", what, strbuf_cstr(&a.text), strbuf_cstr(&b.text));
+        finding_add(c->j->f, FINDING_S004, name, "%s: \"%.80s\" and \"%.80s\"", what, strbuf_cstr(&a.text),
+                    strbuf_cstr(&b.text));
     }
     write_case(c, &t, NULL, same, same ? what : answered ? "two answers" : "no answer");
     answer_release(&a);
@@ -323,20 +343,25 @@ static void reasonable(struct channel *c)
     answer_release(&a);
 }
 
-/* Odd neighbours in the answers of all cases. A little is enough where the model also finds plain text less likely than a guess. */
+/* Odd neighbours in the answers of all cases. A little is enough where the model also finds plain text less
+ * likely than a guess. */
 static void looks_like_writing(struct channel *c)
 {
     struct text_case t = {.name = "looks like writing"};
     const struct json *plain = json_get(c->j->facts[STAGE_MINIMAL], "plain_text");
     double mean = 0, uniform = 0, share = c->shape.pairs ? (double)c->shape.odd / (double)c->shape.pairs : 0;
-    bool unlikely = json_f64(json_get(plain, "mean_logprob"), &mean) && json_f64(json_get(plain, "uniform_logprob"), &uniform) && mean < uniform;
+    bool unlikely = json_f64(json_get(plain, "mean_logprob"), &mean) &&
+                    json_f64(json_get(plain, "uniform_logprob"), &uniform) && mean < uniform;
     double limit = unlikely ? ODD_WHERE_UNLIKELY : ODD_ALONE;
     bool passed = c->shape.pairs < SHAPE_MIN_PAIRS || share <= limit;
-    const char *why = arena_printf(c->j->arena, "%.1f %% odd neighbours among %zu pairs of characters (limit %.0f %%)%s", 100 * share, c->shape.pairs,
-                                   100 * limit, unlikely ? "; plain English is less likely to the model than a guess" : "");
+    const char *why =
+        arena_printf(c->j->arena, "%.1f %% odd neighbours among %zu pairs of characters (limit %.0f %%)%s",
+                     100 * share, c->shape.pairs, 100 * limit,
+                     unlikely ? "; plain English is less likely to the model than a guess" : "");
     why = why ? why : "out of memory";
     if (!passed)
-        finding_add(c->j->f, FINDING_T005, "answers of all cases", "%s: the vocabulary is not the model's, or the weights are damaged", why);
+        finding_add(c->j->f, FINDING_T005, "answers of all cases",
+                    "%s: the vocabulary is not the model's, or the weights are damaged", why);
     write_case(c, &t, NULL, passed, why);
 }
 
@@ -344,7 +369,9 @@ static void looks_like_writing(struct channel *c)
 
 static bool has_vision(const struct ckpt *c)
 {
-    static const char *const keys[] = {"vision_config", "vision_tower", "vision_tower_config", "image_token_id", "image_token_index", "visual", "mm_vision_tower"};
+    static const char *const keys[] = {"vision_config",  "vision_tower",      "vision_tower_config",
+                                       "image_token_id", "image_token_index", "visual",
+                                       "mm_vision_tower"};
     for (size_t i = 0; c && i < ARRAY_LEN(keys); i++) {
         const struct json *v = json_get(c->config, keys[i]);
         if (v && v->type != JSON_NULL)
@@ -356,9 +383,11 @@ static bool has_vision(const struct ckpt *c)
 static void image_row(struct job *j)
 {
     if (!j->ckpt || !j->ckpt->config)
-        job_row(j, ROW_IMAGE, ROW_NOT_CHECKED, "not checked: config.json does not say whether the model takes images");
+        job_row(j, ROW_IMAGE, ROW_NOT_CHECKED,
+                "not checked: config.json does not say whether the model takes images");
     else if (has_vision(j->ckpt))
-        job_row(j, ROW_IMAGE, ROW_NOT_CHECKED, "not checked: the model takes images, and this build does not run that path");
+        job_row(j, ROW_IMAGE, ROW_NOT_CHECKED,
+                "not checked: the model takes images, and this build does not run that path");
     else
         job_row(j, ROW_IMAGE, ROW_NOT_APPLICABLE, "not applicable: text model");
 }
@@ -369,12 +398,17 @@ static void text_row(struct channel *c)
     if (job_errors(j, ROW_TEXT))
         job_row(j, ROW_TEXT, ROW_FAILED, "%zu of %zu cases; see the findings", c->n_passed, c->n);
     else if (c->n_passed < c->n)
-        job_row(j, ROW_TEXT, ROW_NOT_CHECKED, "not checked: %zu of %zu cases did not get the answer they need; see the service's findings",
+        job_row(j, ROW_TEXT, ROW_NOT_CHECKED,
+                "not checked: %zu of %zu cases did not get the answer they need; see the service's findings",
                 c->n - c->n_passed, c->n);
     else if (c->chat_why)
-        job_row(j, ROW_TEXT, ROW_NOT_CHECKED, "%zu of %zu cases passed; chat was not checked: %s", c->n_passed, c->n, c->chat_why);
+        job_row(j, ROW_TEXT, ROW_NOT_CHECKED, "%zu of %zu cases passed; chat was not checked: %s",
+                c->n_passed, c->n, c->chat_why);
     else
-        job_row(j, ROW_TEXT, ROW_PASSED, "%zu of %zu cases through the service: counts equal the tokenizer's, BOS once, seeded answers repeat", c->n_passed, c->n);
+        job_row(j, ROW_TEXT, ROW_PASSED,
+                "%zu of %zu cases through the service: counts equal the tokenizer's, BOS once, seeded "
+                "answers repeat",
+                c->n_passed, c->n);
 }
 
 static void write_segments(struct channel *c)
@@ -414,7 +448,10 @@ int stage4_run(struct job *j, struct json_writer *w, struct err *e)
         return rc;
     text_row(&c);
     bool failed = c.n_passed < c.n || job_errors(j, ROW_TEXT);
-    stage_say(j, STAGE_CHANNELS, failed ? STAGE_FAILED : c.chat_why ? STAGE_PARTIAL : STAGE_PASSED, "%zu of %zu text cases%s", c.n_passed, c.n,
-              c.chat_why ? "; chat was not checked" : "");
+    stage_say(j, STAGE_CHANNELS,
+              failed       ? STAGE_FAILED
+              : c.chat_why ? STAGE_PARTIAL
+                           : STAGE_PASSED,
+              "%zu of %zu text cases%s", c.n_passed, c.n, c.chat_why ? "; chat was not checked" : "");
     return ERR_OK;
 }

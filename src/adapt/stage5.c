@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Owns: stage 5: the service interface (OpenAI's shapes, errors, health, metrics, a client that leaves) and the load at concurrency 1 and 8.
- * Refuses: a figure without its failures beside it.
+ * Owns: stage 5: the service interface (OpenAI's shapes, errors, health, metrics, a client that leaves) and
+ * the load at concurrency 1 and 8. Refuses: a figure without its failures beside it.
  */
 #include "adapt/probe.h"
 
@@ -17,9 +17,14 @@
 #define STRESS_TOKENS    32
 #define LEAVE_WAIT_NS    UINT64_C(5000000000)
 
-struct interface { struct job *j; struct json_writer *w; size_t n, n_passed; };
+struct interface {
+    struct job *j;
+    struct json_writer *w;
+    size_t n, n_passed;
+};
 
-static void check(struct interface *x, const char *name, bool passed, const char *fmt, ...) __attribute__((format(printf, 4, 5)));
+static void check(struct interface *x, const char *name, bool passed, const char *fmt, ...)
+    __attribute__((format(printf, 4, 5)));
 static void check(struct interface *x, const char *name, bool passed, const char *fmt, ...)
 {
     char text[500];
@@ -43,8 +48,10 @@ static void check_models(struct interface *x)
     struct answer a;
     probe_call(x->j, "/v1/models", NULL, &a);
     const struct json *data = json_get(a.body, "data");
-    const char *id = json_string(json_get(json_at(data, 0), "id")), *object = json_string(json_get(a.body, "object"));
-    check(x, "GET /v1/models", a.status == 200 && id && object && strcmp(object, "list") == 0, "status %d, first model %s", a.status, id ? id : "missing");
+    const char *id = json_string(json_get(json_at(data, 0), "id")),
+               *object = json_string(json_get(a.body, "object"));
+    check(x, "GET /v1/models", a.status == 200 && id && object && strcmp(object, "list") == 0,
+          "status %d, first model %s", a.status, id ? id : "missing");
     answer_release(&a);
 }
 
@@ -57,15 +64,19 @@ static void check_stream(struct interface *x, bool chat)
     ask.stream = true;
     probe_ask(x->j, &ask, &stream);
     bool answered = !whole.why[0] && !stream.why[0];
-    bool same = answered && strcmp(strbuf_cstr(&whole.text), strbuf_cstr(&stream.text)) == 0 && strcmp(whole.finish, stream.finish) == 0 &&
-                whole.has_usage && stream.has_usage && whole.output_tokens == stream.output_tokens;
+    bool same = answered && strcmp(strbuf_cstr(&whole.text), strbuf_cstr(&stream.text)) == 0 &&
+                strcmp(whole.finish, stream.finish) == 0 && whole.has_usage && stream.has_usage &&
+                whole.output_tokens == stream.output_tokens;
     if (same)
-        check(x, name, true, "%zu bytes, finish %s, %" PRIu64 " tokens both ways", whole.text.len, whole.finish, whole.output_tokens);
+        check(x, name, true, "%zu bytes, finish %s, %" PRIu64 " tokens both ways", whole.text.len,
+              whole.finish, whole.output_tokens);
     else if (!answered)
         check(x, name, false, "%s", whole.why[0] ? whole.why : stream.why);
     else
-        check(x, name, false, "whole: \"%.60s\" %s %" PRIu64 " tokens; stream: \"%.60s\" %s %" PRIu64 " tokens%s", strbuf_cstr(&whole.text), whole.finish,
-              whole.output_tokens, strbuf_cstr(&stream.text), stream.finish, stream.output_tokens,
+        check(x, name, false,
+              "whole: \"%.60s\" %s %" PRIu64 " tokens; stream: \"%.60s\" %s %" PRIu64 " tokens%s",
+              strbuf_cstr(&whole.text), whole.finish, whole.output_tokens, strbuf_cstr(&stream.text),
+              stream.finish, stream.output_tokens,
               whole.has_usage && stream.has_usage ? "" : " (usage missing)");
     answer_release(&whole);
     answer_release(&stream);
@@ -76,8 +87,8 @@ static void check_error(struct interface *x, const char *name, const char *body,
     struct answer a;
     probe_call(x->j, "/v1/completions", body, &a);
     const char *message = json_string(json_get(json_get(a.body, "error"), "message"));
-    check(x, name, a.status == want && message, "status %d (want %d), %s%.160s", a.status, want, message ? "message: " : "no error.message ",
-          message ? message : a.why);
+    check(x, name, a.status == want && message, "status %d (want %d), %s%.160s", a.status, want,
+          message ? "message: " : "no error.message ", message ? message : a.why);
     answer_release(&a);
 }
 
@@ -110,7 +121,8 @@ static void check_plain(struct interface *x, const char *path, const char *needs
     bool has = a.raw.len && strstr(strbuf_cstr(&a.raw), needs) != NULL;
     char name[64];
     snprintf(name, sizeof(name), "GET %s", path);
-    check(x, name, a.status == 200 && has, "status %d, %zu bytes%s", a.status, a.raw.len, has ? "" : ", not of the expected form");
+    check(x, name, a.status == 200 && has, "status %d, %zu bytes%s", a.status, a.raw.len,
+          has ? "" : ", not of the expected form");
     answer_release(&a);
 }
 
@@ -140,7 +152,8 @@ static double metric_now(struct job *j, const char *name)
     return v;
 }
 
-/* After a client left in mid-stream the pages must come back: running requests to 0 and free pages to what they were. */
+/* After a client left in mid-stream the pages must come back: running requests to 0 and free pages to what
+ * they were. */
 static void check_leaving(struct interface *x)
 {
     static const char pages[] = "kv_pages_free", running[] = "requests_running";
@@ -160,8 +173,8 @@ static void check_leaving(struct interface *x)
         clock_sleep_ns(UINT64_C(20000000));
     } while (waited < LEAVE_WAIT_NS);
     check(x, "client that leaves", before >= 0 && after >= before && busy <= 0 && chunks > 0,
-          "left after %" PRIu64 " chunks; %.0f pages free before, %.0f after %.0f ms; %.0f requests running", chunks, before, after,
-          (double)waited / 1e6, busy);
+          "left after %" PRIu64 " chunks; %.0f pages free before, %.0f after %.0f ms; %.0f requests running",
+          chunks, before, after, (double)waited / 1e6, busy);
 }
 
 static void run_interface(struct job *j, struct json_writer *w)
@@ -182,22 +195,38 @@ static void run_interface(struct job *j, struct json_writer *w)
     if (job_errors(j, ROW_SERVICE))
         job_row(j, ROW_SERVICE, ROW_FAILED, "%zu of %zu checks; see the findings", x.n_passed, x.n);
     else
-        job_row(j, ROW_SERVICE, ROW_PASSED, "%zu of %zu checks: models, streams, chat, error shapes, health, metrics, leaving clients", x.n_passed, x.n);
+        job_row(j, ROW_SERVICE, ROW_PASSED,
+                "%zu of %zu checks: models, streams, chat, error shapes, health, metrics, leaving clients",
+                x.n_passed, x.n);
 }
 
 /* ---- load */
 
-struct load { uint32_t sent, failed; uint64_t peak; char first_failure[200]; };
+struct load {
+    uint32_t sent, failed;
+    uint64_t peak;
+    char first_failure[200];
+};
 
-static int run_level(struct job *j, struct json_writer *w, uint32_t concurrency, struct load *load, struct err *e)
+static int run_level(struct job *j, struct json_writer *w, uint32_t concurrency, struct load *load,
+                     struct err *e)
 {
-    static const char *const prompts[] = {"Once upon a time", "The little dog ran to", "In the morning she", "A boy named Tom had a big"};
+    static const char *const prompts[] = {"Once upon a time", "The little dog ran to", "In the morning she",
+                                          "A boy named Tom had a big"};
     struct stress_result r;
     uint32_t tokens = j->context / 2 < STRESS_TOKENS && j->context ? j->context / 2 : STRESS_TOKENS;
     uint32_t n = j->o->stress_requests ? j->o->stress_requests : DEFAULT_REQUESTS;
-    struct stress_options so = {.url = j->url, .model = j->model_name, .concurrency = concurrency, .n_requests = n, .prompts = prompts,
-                                .n_prompts = ARRAY_LEN(prompts), .max_tokens = tokens ? tokens : 1, .seed = 1, .pid = j->external ? 0 : j->service.pid,
-                                .ignore_eos = !j->external, .log = &j->d0->log};
+    struct stress_options so = {.url = j->url,
+                                .model = j->model_name,
+                                .concurrency = concurrency,
+                                .n_requests = n,
+                                .prompts = prompts,
+                                .n_prompts = ARRAY_LEN(prompts),
+                                .max_tokens = tokens ? tokens : 1,
+                                .seed = 1,
+                                .pid = j->external ? 0 : j->service.pid,
+                                .ignore_eos = !j->external,
+                                .log = &j->d0->log};
     int rc = stress_run(&so, &r, e);
     if (rc)
         return rc;
@@ -239,7 +268,8 @@ static void memory_after_load(struct job *j, struct json_writer *w, uint64_t pea
         finding_add(j->f, FINDING_M002, "service under load", "peak %s measured, %s predicted", a, b);
         job_row(j, ROW_MEMORY, ROW_FAILED, "peak %s measured under load, %s predicted", a, b);
     } else if (j->out->rows[ROW_MEMORY].state == ROW_PASSED) {
-        job_row(j, ROW_MEMORY, ROW_PASSED, "peak %s measured under load (VmHWM), %s predicted (plan), %s available (%s)", a, b,
+        job_row(j, ROW_MEMORY, ROW_PASSED,
+                "peak %s measured under load (VmHWM), %s predicted (plan), %s available (%s)", a, b,
                 format_bytes(j->memory, c, sizeof(c)), j->memory_source);
     }
 }
@@ -271,10 +301,13 @@ int stage5_run(struct job *j, struct json_writer *w, struct err *e)
     if (rc)
         finding_add(j->f, FINDING_S003, "load", "%s", why.message);
     else if (load.failed)
-        finding_add(j->f, FINDING_S003, "load", "%u of %u requests failed; the first: %s", load.failed, load.sent, load.first_failure);
+        finding_add(j->f, FINDING_S003, "load", "%u of %u requests failed; the first: %s", load.failed,
+                    load.sent, load.first_failure);
     bool failed = rc || load.failed || job_errors(j, ROW_SERVICE);
     if (failed)
-        job_row(j, ROW_SERVICE, ROW_FAILED, "%u of %u requests of the load failed; see the findings", load.failed, load.sent);
-    stage_say(j, STAGE_STRESS, failed ? STAGE_FAILED : STAGE_PASSED, "%u requests at concurrency 1 and 8, %u failed", load.sent, load.failed);
+        job_row(j, ROW_SERVICE, ROW_FAILED, "%u of %u requests of the load failed; see the findings",
+                load.failed, load.sent);
+    stage_say(j, STAGE_STRESS, failed ? STAGE_FAILED : STAGE_PASSED,
+              "%u requests at concurrency 1 and 8, %u failed", load.sent, load.failed);
     return ERR_OK;
 }

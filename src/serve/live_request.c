@@ -402,6 +402,9 @@ void request_start(struct serve *s, struct http_exchange *x, const struct reques
     r->arrived_ns = clock_ns();
     r->n_prompt = (uint32_t)ids->n;
     detokenizer_init(&r->detokenizer, s->front->tokenizer, false);
+    /* ids beyond the tokenizer (a padded vocabulary) have no text; an error here changes no more than a
+     * leading space */
+    detokenizer_skip(&r->detokenizer, ids->data, ids->n, NULL);
     r->out.stops = r->params.stop;
     r->out.n_stops = r->params.n_stop;
     http_set_user(x, r);

@@ -33,7 +33,8 @@ struct serve;
 int serve_open(struct serve **out, struct engine *x, struct prompt_front *p, const struct serve_options *o,
                struct d0 *d0, struct err *e);
 uint16_t serve_port(const struct serve *s);
-/* Until serve_stop; then refuses new requests, lets running ones finish within drain_ns, ends the rest, returns. */
+/* Until serve_stop; then refuses new requests, lets running ones finish within drain_ns, ends the rest,
+ * returns. */
 int serve_run(struct serve *s, struct err *e);
 void serve_stop(struct serve *s); /* async-signal-safe */
 void serve_close(struct serve *s);

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Owns: the load client. One thread; a slot is one request under way.
- * Refuses: hiding a failure, and measuring from the moment of sending: a late client or a full server counts against the latency.
+ * Refuses: hiding a failure, and measuring from the moment of sending: a late client or a full server counts
+ * against the latency.
  */
 #include "stress/stress_stats.h"
 
@@ -27,7 +28,7 @@
 struct slot {
     struct run *run;
     struct stress_times times;
-    struct arena arena; /* of one event */
+    struct arena arena;  /* of one event */
     bool busy, finished; /* finished: the stream said how it ended */
     char failure[200];
 };
@@ -137,8 +138,10 @@ static void on_done(void *user, struct http_response *response, const struct err
 
 static void write_prompt(const struct run *r, uint32_t i, struct json_writer *w)
 {
-    static const char *const fallback[] = {"Once upon a time, there was a", "The quick brown fox", "In the morning, the"};
-    const char *text = r->o->n_prompts ? r->o->prompts[i % r->o->n_prompts] : fallback[i % ARRAY_LEN(fallback)];
+    static const char *const fallback[] = {"Once upon a time, there was a", "The quick brown fox",
+                                           "In the morning, the"};
+    const char *text =
+        r->o->n_prompts ? r->o->prompts[i % r->o->n_prompts] : fallback[i % ARRAY_LEN(fallback)];
     if (!r->o->chat) {
         json_put_string(w, "prompt", text);
         return;
@@ -174,7 +177,8 @@ static void write_body(const struct run *r, uint32_t i, struct strbuf *body)
 
 static int start(struct run *r, struct slot *s, uint64_t due, struct err *e)
 {
-    static const struct http_header headers[] = {{"Content-Type", "application/json"}, {"Accept", "text/event-stream"}};
+    static const struct http_header headers[] = {{"Content-Type", "application/json"},
+                                                 {"Accept", "text/event-stream"}};
     static const struct http_handlers handlers = {.on_event = on_event, .on_done = on_done};
     struct strbuf body = STRBUF_INIT;
     uint64_t now = clock_ns();
@@ -183,8 +187,12 @@ static int start(struct run *r, struct slot *s, uint64_t due, struct err *e)
         strbuf_release(&body);
         return err_set(e, ERR_NOMEM, "out of memory for a request");
     }
-    struct http_request request = {.url = r->url, .headers = headers, .n_headers = ARRAY_LEN(headers), .body = body.data,
-                                   .body_bytes = body.len, .max_body = MAX_EVENT_BYTES,
+    struct http_request request = {.url = r->url,
+                                   .headers = headers,
+                                   .n_headers = ARRAY_LEN(headers),
+                                   .body = body.data,
+                                   .body_bytes = body.len,
+                                   .max_body = MAX_EVENT_BYTES,
                                    .timeout_ns = r->deadline > now + 1000000 ? r->deadline - now : 1000000};
     stress_times_begin(&s->times, due);
     s->finished = false;
@@ -261,7 +269,8 @@ static int loop(struct run *r, struct err *e)
     uint32_t unsent = r->o->n_requests - r->n_started;
     if (unsent) { /* the deadline came first: they are failures, not silence */
         if (r->out->n_failed == 0)
-            snprintf(r->out->first_failure, sizeof(r->out->first_failure), "%u requests were not sent before the deadline", unsent);
+            snprintf(r->out->first_failure, sizeof(r->out->first_failure),
+                     "%u requests were not sent before the deadline", unsent);
         r->out->n_failed += unsent;
     }
     return ERR_OK;
@@ -298,7 +307,8 @@ static int find_model(struct run *r, struct err *e)
     }
     snprintf(url, sizeof(url), "%s/v1/models", r->o->url);
     arena_init(&arena, NULL, MEM_REQUEST);
-    struct http_request request = {.url = url, .timeout_ns = UINT64_C(30000000000), .max_body = MAX_EVENT_BYTES};
+    struct http_request request = {
+        .url = url, .timeout_ns = UINT64_C(30000000000), .max_body = MAX_EVENT_BYTES};
     int rc = http_fetch(&request, NULL, NULL, &response, e);
     if (!rc && response.status != 200)
         rc = err_set(e, ERR_COMM, "%s: HTTP %d; name the model with --model", url, response.status);
@@ -372,8 +382,8 @@ int stress_run(const struct stress_options *o, struct stress_result *out, struct
         http_client_close(r.client);
     if (!rc) {
         finish(&r);
-        log_line(o->log, LOG_INFO, "stress", "%u sent, %u failed, %.1f output tokens/s", out->n_sent, out->n_failed,
-                 out->output_tokens_per_second);
+        log_line(o->log, LOG_INFO, "stress", "%u sent, %u failed, %.1f output tokens/s", out->n_sent,
+                 out->n_failed, out->output_tokens_per_second);
     }
     for (uint32_t i = 0; r.slots && i < r.n_slots; i++) {
         stress_times_release(&r.slots[i].times);

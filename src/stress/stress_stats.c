@@ -11,7 +11,8 @@
 
 #include "base/hash.h"
 
-#define MAX_GAPS (1u << 20) /* of one request; a longer answer is still timed, its further gaps are not pooled */
+#define MAX_GAPS                                                                                             \
+    (1u << 20) /* of one request; a longer answer is still timed, its further gaps are not pooled */
 
 static int by_value(const void *a, const void *b)
 {
@@ -87,7 +88,8 @@ double *stress_pool_samples(struct stress_pool *p, size_t cap, size_t *n)
         return NULL;
     qsort(p->values, p->n, sizeof(*p->values), by_value);
     for (size_t i = 0; i < take; i++)
-        out[i] = p->values[take > 1 ? (size_t)((double)i * (double)(p->n - 1) / (double)(take - 1) + 0.5) : 0];
+        out[i] =
+            p->values[take > 1 ? (size_t)((double)i * (double)(p->n - 1) / (double)(take - 1) + 0.5) : 0];
     *n = take;
     return out;
 }

@@ -9,27 +9,36 @@
 
 const char *stress_definitions(void)
 {
-    return "due: the moment a request should be sent: closed loop: when its worker became free; open loop: its arrival in the seeded Poisson "
+    return "due: the moment a request should be sent: closed loop: when its worker became free; open loop: "
+           "its arrival in the seeded Poisson "
            "schedule, also when the client or the server was late\n"
            "TTFT: time to first token: arrival of the first chunk that carries text, minus due\n"
-           "TPOT: time per output token: (last chunk - first chunk) / (output tokens - 1) of one request, for requests with more than one output "
+           "TPOT: time per output token: (last chunk - first chunk) / (output tokens - 1) of one request, "
+           "for requests with more than one output "
            "token; prefill is not in it\n"
-           "ITL: inter-token latency: gaps between consecutive chunks with text of one request, pooled over all requests; a server that puts "
+           "ITL: inter-token latency: gaps between consecutive chunks with text of one request, pooled over "
+           "all requests; a server that puts "
            "several tokens into one chunk has ITL above TPOT\n"
            "E2E: end of the answer (after its last chunk) minus due\n"
-           "output tokens: completion_tokens of the server's final usage chunk; where a server gives none, chunks with text are counted, and the "
+           "output tokens: completion_tokens of the server's final usage chunk; where a server gives none, "
+           "chunks with text are counted, and the "
            "result says so\n"
-           "throughput: output tokens of successful requests / wall time from the first due moment to the end of the last request\n"
-           "p50, p90, p99: nearest-rank quantiles of the samples: the smallest sample with at least that share of samples at or below it\n"
-           "failed: any request without a complete answer: refused, broken, timed out, an error in the stream, or no finish; failed requests are "
+           "throughput: output tokens of successful requests / wall time from the first due moment to the "
+           "end of the last request\n"
+           "p50, p90, p99: nearest-rank quantiles of the samples: the smallest sample with at least that "
+           "share of samples at or below it\n"
+           "failed: any request without a complete answer: refused, broken, timed out, an error in the "
+           "stream, or no finish; failed requests are "
            "counted and give no latency samples\n"
            "memory: peak resident set of the server process (VmHWM), where its process is known\n";
 }
 
 static void put_quantiles(struct json_writer *w, const char *key, const struct quantiles *q)
 {
-    const struct { const char *key; double v; } fields[] = {
-        {"mean", q->mean}, {"p50", q->p50}, {"p90", q->p90}, {"p99", q->p99}, {"max", q->max}};
+    const struct {
+        const char *key;
+        double v;
+    } fields[] = {{"mean", q->mean}, {"p50", q->p50}, {"p90", q->p90}, {"p99", q->p99}, {"max", q->max}};
     json_key(w, key);
     json_begin_object(w);
     json_put_u64(w, "n", q->n);

@@ -57,6 +57,9 @@ struct detokenizer {
     unsigned n_pending;
 };
 void detokenizer_init(struct detokenizer *d, const struct tokenizer *t, bool keep_special);
+/* Text that was given out elsewhere (a prompt): what is fed afterwards continues it, with the space between.
+ */
+int detokenizer_skip(struct detokenizer *d, const int32_t *ids, size_t n, struct err *e);
 int detokenizer_feed(struct detokenizer *d, int32_t id, struct strbuf *out, struct err *e);
 int detokenizer_finish(struct detokenizer *d, struct strbuf *out, struct err *e);
 

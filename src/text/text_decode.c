@@ -273,6 +273,18 @@ int detokenizer_feed(struct detokenizer *d, int32_t id, struct strbuf *out, stru
     return strbuf_failed(out) ? err_set(e, ERR_NOMEM, "out of memory to decode a token") : ERR_OK;
 }
 
+int detokenizer_skip(struct detokenizer *d, const int32_t *ids, size_t n, struct err *e)
+{
+    struct strbuf nowhere = STRBUF_INIT;
+    int rc = ERR_OK;
+    for (size_t i = 0; i < n && rc == 0; i++) {
+        strbuf_clear(&nowhere);
+        rc = detokenizer_feed(d, ids[i], &nowhere, e);
+    }
+    strbuf_release(&nowhere);
+    return rc;
+}
+
 int detokenizer_finish(struct detokenizer *d, struct strbuf *out, struct err *e)
 {
     flush_broken(d, out);

@@ -9,9 +9,12 @@
 
 #include "verify/runner.h"
 
-#define BITS_TOKENS 96 /* of the request: more than one chunk of 64 */
-#define BITS_SEQS   8
-#define BITS_WHICH  3 /* our request's place in the batch */
+#define BITS_TOKENS     96 /* of the request: more than one chunk of 64 */
+#define BITS_MIN_TOKENS 8
+/* bytes of weights that may be read if each token costs a pass over them: large models get fewer tokens */
+#define BITS_READ  20000000000ull
+#define BITS_SEQS  8
+#define BITS_WHICH 3 /* our request's place in the batch */
 #define BITS_MAX_LOGITS                                                                                      \
     ((uint64_t)8                                                                                             \
      << 20) /* values kept: of every position, or of the last alone where the vocabulary is large */

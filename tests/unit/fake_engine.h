@@ -21,6 +21,7 @@
 #define SCRIPT_HELLO LETTER('b') /* "hello world", then </s> for ever */
 #define SCRIPT_EMOJI LETTER('c') /* bytes of U+1F600, one a token */
 #define SCRIPT_NAN   LETTER('d') /* two tokens, then NaN */
+#define SCRIPT_WORLD LETTER('f') /* " world" */
 #define SCRIPT_NAN0  LETTER('e') /* NaN at once */
 
 struct engine {
@@ -52,7 +53,9 @@ static int32_t fake_token(int32_t script, uint32_t k, const struct step_sampling
 {
     static const char hello[] = "hello world";
     static const unsigned char emoji[] = {0xF0, 0x9F, 0x98, 0x80};
-    if (script == SCRIPT_HELLO)
+    if (script == SCRIPT_WORLD)
+        k += 5;
+    if (script == SCRIPT_HELLO || script == SCRIPT_WORLD)
         return k >= sizeof hello - 1 ? 2 : hello[k] == ' ' ? 259 : LETTER(hello[k]);
     if (script == SCRIPT_EMOJI)
         return BYTE_ID(emoji[k % 4]);

@@ -350,6 +350,7 @@ static void test_steps_allocate_nothing(void **state)
         if (st.n_running + st.n_waiting <
             8) { /* submission and the end of a request may allocate, steps may not */
             int32_t prompt[40];
+            id++;
             for (uint32_t i = 0; i < 40; i++)
                 prompt[i] = token_at(id % 3, i);
             struct sched_request q = {
@@ -382,6 +383,96 @@ static void test_steps_allocate_nothing(void **state)
     assert_true(n_allocator_calls > 0);
     sched_close(s);
     rig_close(&r);
+}
+
+/* ---- the scheduler's freedom changes no text ----------------------------------------------------------- */
+
+struct texts {
+    int32_t token[12][32];
+    float logprob[12][32];
+    uint32_t n[12], n_cached;
+};
+
+static void on_text(void *context, const struct sched_event *event)
+{
+    struct texts *t = context;
+    if (event->token < 0 || t->n[event->id] >= 32)
+        fail_msg("request %llu failed: %s", (unsigned long long)event->id,
+                 event->why ? event->why : "too long");
+    t->token[event->id][t->n[event->id]] = event->token;
+    t->logprob[event->id][t->n[event->id]++] = event->logprob;
+    if (event->finish != SCHED_RUNNING)
+        t->n_cached += event->n_cached;
+}
+
+/* Twelve requests with common beginnings, some sampled; `together` of them submitted at a time. */
+static void write_texts(struct texts *t, bool cache, uint32_t chunk, uint64_t together,
+                        uint64_t lose_engine_at)
+{
+    struct rig r;
+    struct sched *s;
+    struct err e = {0};
+    rig_open(&r, &(struct rig_options){.poison = true});
+    struct sched_options so = {.limits = *engine_limits(r.engine),
+                               .max_context = 90,
+                               .max_waiting = 64,
+                               .prefix_cache = cache,
+                               .prefill_chunk = chunk};
+    memset(t, 0, sizeof *t);
+    assert_int_equal(sched_open(&s, &so, &e), ERR_OK);
+    uint64_t n_steps = 0;
+    for (uint64_t id = 0; id < 12;) {
+        for (uint64_t k = 0; k < together && id < 12; k++, id++) {
+            int32_t prompt[50];
+            for (uint32_t i = 0; i < 50; i++)
+                prompt[i] = token_at(i < 30 ? id % 2 : id, i);
+            struct sched_request q = {
+                .id = id,
+                .prompt = prompt,
+                .n_prompt = 33 + (uint32_t)id,
+                .max_new = 30,
+                .sampling = {.temperature = id % 3 ? 1 : 0, .top_p = 0.95f, .seed = id, .want_logprob = 1}};
+            assert_int_equal(sched_submit(s, &q, &e), ERR_OK);
+        }
+        for (;;) {
+            struct step_plan *p;
+            if (sched_plan(s, r.plan, step_plan_bytes(&limits), &p, &e) != ERR_OK)
+                fail_msg("%s", e.message);
+            if (!p)
+                break;
+            if (++n_steps == lose_engine_at) {
+                sched_engine_lost(s);
+                continue;
+            }
+            if (engine_step(r.engine, p, p->bytes, r.result, RESULT_CAP, &e) != ERR_OK ||
+                sched_apply(s, r.result, ((struct step_result *)r.result)->bytes, on_text, t, &e) != ERR_OK)
+                fail_msg("%s", e.message);
+        }
+    }
+    sched_close(s);
+    rig_close(&r);
+}
+
+static void test_same_texts(void **state)
+{
+    (void)state;
+    struct texts want, got;
+    write_texts(&want, false, 0, 1, 0);
+    assert_int_equal(want.n_cached, 0);
+    assert_int_equal(want.n[11], 30);
+    const struct {
+        bool cache;
+        uint32_t chunk;
+        uint64_t together, lose;
+    } ways[] = {{false, 0, 12, 0}, {true, 0, 1, 0},  {true, 5, 3, 0},
+                {true, 9, 12, 0},  {true, 0, 4, 17}, {false, 7, 12, 40}};
+    for (size_t i = 0; i < ARRAY_LEN(ways); i++) {
+        write_texts(&got, ways[i].cache, ways[i].chunk, ways[i].together, ways[i].lose);
+        assert_memory_equal(want.n, got.n, sizeof want.n);
+        assert_memory_equal(want.token, got.token, sizeof want.token);
+        assert_memory_equal(want.logprob, got.logprob, sizeof want.logprob);
+        assert_true(!ways[i].cache || ways[i].together > 6 || got.n_cached > 0);
+    }
 }
 
 /* ---- refusals and outcomes ----------------------------------------------------------------------------- */
@@ -660,9 +751,10 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_right_numbers),   cmocka_unit_test(test_same_bits),
         cmocka_unit_test(test_same_bits_types), cmocka_unit_test(test_steps_allocate_nothing),
-        cmocka_unit_test(test_step_errors),     cmocka_unit_test(test_open_errors),
-        cmocka_unit_test(test_not_finite_row),  cmocka_unit_test(test_probes),
-        cmocka_unit_test(test_slices),          cmocka_unit_test(test_null_trillion),
+        cmocka_unit_test(test_same_texts),      cmocka_unit_test(test_step_errors),
+        cmocka_unit_test(test_open_errors),     cmocka_unit_test(test_not_finite_row),
+        cmocka_unit_test(test_probes),          cmocka_unit_test(test_slices),
+        cmocka_unit_test(test_null_trillion),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -348,6 +348,11 @@ static void break_graph(struct graph *g, int how)
     case 12: /* a state where an activation belongs */
         g->values[first->inputs[0]].kind = D0_VALUE_STATE;
         break;
+    case 13: /* the same node again */
+        assert_true(g->n_nodes < g->nodes_capacity);
+        g->nodes[g->n_nodes] = g->nodes[g->n_nodes - 1];
+        g->n_nodes++;
+        break;
     default:
         g->values[first->outputs[0]].kind = D0_VALUE_WEIGHT;
         break;
@@ -359,7 +364,7 @@ static void test_verify(void **state)
     (void)state;
     struct toy t;
     struct err e = {0};
-    for (int how = 0; how <= 13; how++) {
+    for (int how = 0; how <= 14; how++) {
         struct graph *g = toy(1, &t);
         assert_int_equal(graph_verify(g, &e), ERR_OK);
         break_graph(g, how);
@@ -438,7 +443,9 @@ static void test_segments(void **state)
 
 /* ---- memory plan ---- */
 
-static struct graph *random_graph(struct rng *r)
+/* `widest`: narrow values differ by single steps of alignment, so that gaps of nearly the right size come up.
+ */
+static struct graph *random_graph(struct rng *r, uint32_t widest)
 {
     struct graph *g = opened();
     uint32_t live[300], n_live = 0, n = 3 + (uint32_t)rng_below(r, 120);
@@ -453,9 +460,10 @@ static struct graph *random_graph(struct rng *r)
         else if (rng_below(r, 8) == 0 && x->dims[0] == D0_DIM_TOKENS)
             out = node(g, D0_OP_GATHER_ROWS, 0, "gather", IN(a, rows), NO_ATTRS);
         else
-            out = node(g, D0_OP_LINEAR, 0, "linear",
-                       IN(b, weight(g, "w", 1 + (int64_t)rng_below(r, 90), y->dims[1], PART_REPLICATED, 0)),
-                       NO_ATTRS);
+            out =
+                node(g, D0_OP_LINEAR, 0, "linear",
+                     IN(b, weight(g, "w", 1 + (int64_t)rng_below(r, widest), y->dims[1], PART_REPLICATED, 0)),
+                     NO_ATTRS);
         g->info[out].probe = rng_below(r, 4) == 0;
         live[n_live++] = out;
     }
@@ -509,7 +517,7 @@ static void test_memory_random(void **state)
     double worst = 0;
     rng_init(&r, 7);
     for (int i = 0; i < 300; i++) {
-        struct graph *g = random_graph(&r);
+        struct graph *g = random_graph(&r, i % 2 ? 90 : 12);
         int64_t dims[D0_N_DIMS] = {(int64_t)rng_below(&r, 40), 1, (int64_t)rng_below(&r, 5), 1};
         bool keep = i % 3 == 0;
         assert_int_equal(graph_plan_memory(g, dims, keep, NULL), ERR_OK);
@@ -622,6 +630,8 @@ static void test_slices(void **state)
         assert_int_equal(count_role(s, D0_INPUT_HIDDEN), 1);
         assert_int_equal(count_role(s, D0_INPUT_IDS), 0);
         assert_string_equal(s->info[graph_result(s)].name, "block");
+        assert_true(s->info[graph_result(s)].probe);
+        assert_int_equal(s->info[graph_result(s)].layer, l);
         assert_int_equal(graph_plan_memory(s, dims, false, &e), ERR_OK);
         assert_int_equal(s->values[graph_result(s)].kind, D0_VALUE_OUTPUT);
         check_plan(s, dims);

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The report writers on a synthetic report: every row and section, documented keys, escaping of hostile text, plots of hostile numbers. And the
- * verdict: which rows and findings make it, what can be accepted and waived.
+ * The report writers on a synthetic report: every row and section, documented keys, escaping of hostile text,
+ * plots of hostile numbers. And the verdict: which rows and findings make it, what can be accepted and
+ * waived.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -39,8 +40,9 @@ static void test_page_has_everything(void **state)
     fixture_open(&x, true);
     char *text = page(&x);
     assert_non_null(strstr(text, "<!DOCTYPE html>"));
-    static const char *const sections[] = {"checklist", "findings", "model", "memory", "numerics", "text", "latency", "service", "operators",
-                                           "environment", "identity", "definitions"};
+    static const char *const sections[] = {"checklist", "findings",    "model",    "memory",
+                                           "numerics",  "text",        "latency",  "service",
+                                           "operators", "environment", "identity", "definitions"};
     for (size_t i = 0; i < ARRAY_LEN(sections); i++) {
         char id[64];
         snprintf(id, sizeof(id), "<section id=\"%s\">", sections[i]);
@@ -91,21 +93,27 @@ static void test_hostile_names(void **state)
     (void)state;
     struct fixture x;
     fixture_open(&x, true);
-    x.report.title = x.report.model_dir = x.report.platform = x.report.arch_name = x.report.service_url = HOSTILE;
+    x.report.title = x.report.model_dir = x.report.platform = x.report.arch_name = x.report.service_url =
+        HOSTILE;
     x.result.rows[ROW_TEXT].evidence = HOSTILE;
     x.result.rows[ROW_TEXT].accept_reason = HOSTILE;
     x.result.stages[0].summary = HOSTILE;
     finding_add_remedy(&x.result.findings, FINDING_W009, HOSTILE, HOSTILE, "%s", HOSTILE);
-    x.report.facts[0] = fixture_json(&x, "{\"host\":{\"os\":\"<script>x</script>\",\"topology\":\"</pre><script>\",\"libraries\":[{\"name\":\"<script>\"}]},"
-                                         "\"model\":{\"architecture\":\"<script>\"},\"device\":{\"description\":\"<script>\"},"
-                                         "\"operators\":[{\"op\":\"<script>\",\"types\":\"<script>\",\"reason\":\"<script>\"}]}");
-    x.report.facts[3] = fixture_json(&x, "{\"cases\":[{\"name\":\"<script>\",\"why\":\"<script>\",\"prompt\":\"<script>\",\"output\":\"</td><script>\"}]}");
-    x.report.facts[4] = fixture_json(&x, "{\"service\":[{\"name\":\"<script>\",\"detail\":\"<script>\"}],\"runs\":[{\"tokens_from\":\"<script>\"}]}");
+    x.report.facts[0] = fixture_json(
+        &x, "{\"host\":{\"os\":\"<script>x</script>\",\"topology\":\"</"
+            "pre><script>\",\"libraries\":[{\"name\":\"<script>\"}]},"
+            "\"model\":{\"architecture\":\"<script>\"},\"device\":{\"description\":\"<script>\"},"
+            "\"operators\":[{\"op\":\"<script>\",\"types\":\"<script>\",\"reason\":\"<script>\"}]}");
+    x.report.facts[3] = fixture_json(&x, "{\"cases\":[{\"name\":\"<script>\",\"why\":\"<script>\",\"prompt\":"
+                                         "\"<script>\",\"output\":\"</td><script>\"}]}");
+    x.report.facts[4] = fixture_json(&x, "{\"service\":[{\"name\":\"<script>\",\"detail\":\"<script>\"}],"
+                                         "\"runs\":[{\"tokens_from\":\"<script>\"}]}");
     char *text = page(&x);
     assert_null(strstr(text, "<script"));
     assert_null(strstr(text, "\x01"));
     assert_true(utf8_valid(text, strlen(text)));
-    assert_non_null(strstr(text, "&lt;script&gt;alert(1)&lt;/script&gt;&quot;&#39;&amp;\xef\xbf\xbd\xef\xbf\xbd"));
+    assert_non_null(
+        strstr(text, "&lt;script&gt;alert(1)&lt;/script&gt;&quot;&#39;&amp;\xef\xbf\xbd\xef\xbf\xbd"));
     free(text);
     fixture_close(&x);
 }
@@ -114,9 +122,16 @@ static void test_hostile_names(void **state)
 static void test_wrong_facts(void **state)
 {
     (void)state;
-    static const char *const wrong[] = {"[]", "{}", "1", "null", "{\"plan\":[],\"runs\":{},\"cases\":3,\"pieces\":\"x\",\"host\":1,\"service\":{},\"reference\":{}}",
-                                        "{\"runs\":[1,null,{\"ttft_ms\":[],\"ttft_samples_ms\":[null,\"x\",-1,1e300],\"itl_samples_ms\":{}}],\"plan\":{\"predicted\":{\"weights\":-5,\"kv\":1e300}},"
-                                        "\"measured\":{\"ready_rss\":1e18,\"allowed\":-1},\"reference\":{\"abs_by_position\":[null,1e300,-3,0,1e-300],\"limit\":-1}}"};
+    static const char *const wrong[] = {
+        "[]",
+        "{}",
+        "1",
+        "null",
+        "{\"plan\":[],\"runs\":{},\"cases\":3,\"pieces\":\"x\",\"host\":1,\"service\":{},\"reference\":{}}",
+        "{\"runs\":[1,null,{\"ttft_ms\":[],\"ttft_samples_ms\":[null,\"x\",-1,1e300],\"itl_samples_ms\":{}}],"
+        "\"plan\":{\"predicted\":{\"weights\":-5,\"kv\":1e300}},"
+        "\"measured\":{\"ready_rss\":1e18,\"allowed\":-1},\"reference\":{\"abs_by_position\":[null,1e300,-3,"
+        "0,1e-300],\"limit\":-1}}"};
     for (size_t i = 0; i < ARRAY_LEN(wrong); i++) {
         struct fixture x;
         fixture_open(&x, true);
@@ -142,7 +157,8 @@ static void check_svg(const char *svg)
 {
     assert_null(strstr(svg, "nan"));
     assert_null(strstr(svg, "inf"));
-    static const char *const attributes[] = {" d=\"", " x=\"", " y=\"", " x1=\"", " y1=\"", " x2=\"", " y2=\"", " cx=\"", " cy=\"", " width=\""};
+    static const char *const attributes[] = {" d=\"",  " x=\"",  " y=\"",  " x1=\"", " y1=\"",
+                                             " x2=\"", " y2=\"", " cx=\"", " cy=\"", " width=\""};
     for (size_t i = 0; i < ARRAY_LEN(attributes); i++) {
         for (const char *at = strstr(svg, attributes[i]); at; at = strstr(at + 1, attributes[i])) {
             const char *value = at + strlen(attributes[i]);
@@ -157,7 +173,10 @@ static void test_svg_of_hostile_numbers(void **state)
     (void)state;
     static const double odd[] = {NAN, INFINITY, -INFINITY, -1, 0, 1e-320, 1e308, 5, 5, 5};
     static const double same[] = {3, 3, 3}, zero[] = {0, 0}, one[] = {0.25};
-    const struct { const double *v; size_t n; } sets[] = {{odd, ARRAY_LEN(odd)}, {same, 3}, {zero, 2}, {one, 1}, {odd, 0}, {odd, 1}};
+    const struct {
+        const double *v;
+        size_t n;
+    } sets[] = {{odd, ARRAY_LEN(odd)}, {same, 3}, {zero, 2}, {one, 1}, {odd, 0}, {odd, 1}};
     static const double limits[] = {0, 1e-3, NAN, INFINITY, -1, 1e-300};
     for (size_t i = 0; i < ARRAY_LEN(sets); i++) {
         for (size_t k = 0; k < ARRAY_LEN(limits); k++) {
@@ -192,8 +211,12 @@ static void test_positions_keep_the_peak(void **state)
 static void test_numbers(void **state)
 {
     (void)state;
-    static const struct { double v; unsigned decimals; const char *text; } cases[] = {
-        {0, 0, "0"}, {1.005, 1, "1.0"}, {-0.05, 1, "-0.1"}, {12.3456, 2, "12.35"}, {NAN, 2, "0.00"}, {INFINITY, 0, "0"}, {1e300, 0, "1000000000000"}};
+    static const struct {
+        double v;
+        unsigned decimals;
+        const char *text;
+    } cases[] = {{0, 0, "0"},      {1.005, 1, "1.0"},  {-0.05, 1, "-0.1"},         {12.3456, 2, "12.35"},
+                 {NAN, 2, "0.00"}, {INFINITY, 0, "0"}, {1e300, 0, "1000000000000"}};
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
         struct strbuf b = STRBUF_INIT;
         html_number(&b, cases[i].v, cases[i].decimals);
@@ -211,16 +234,20 @@ static void test_json(void **state)
     struct strbuf b = STRBUF_INIT;
     report_write_json(&x.report, &b);
     const struct json *v = fixture_json(&x, strbuf_cstr(&b));
-    static const char *const keys[] = {"generator", "version", "schema_version", "date", "seconds", "verdict", "with_waivers", "reason", "identity",
-                                       "checklist", "findings", "findings_dropped", "stages", "definitions"};
+    static const char *const keys[] = {
+        "generator", "version",  "schema_version", "date",     "seconds",          "verdict", "with_waivers",
+        "reason",    "identity", "checklist",      "findings", "findings_dropped", "stages",  "definitions"};
     assert_int_equal(v->n, ARRAY_LEN(keys));
     for (size_t i = 0; i < ARRAY_LEN(keys); i++)
         assert_non_null(json_get(v, keys[i]));
     assert_int_equal(json_get(v, "checklist")->n, ROW_N);
     assert_int_equal(json_get(v, "stages")->n, REPORT_STAGES);
     assert_string_equal(json_string(json_get(v, "verdict")), "pass");
-    assert_string_equal(fact_text(json_at(json_get(v, "stages"), 2), "facts.plan.available_source"), "MemAvailable");
-    static const char *const identity[] = {"model", "directory", "manifest_sha256", "arch_file", "arch_origin", "arch_sha256", "binary_sha256", "service_url", "platform"};
+    assert_string_equal(fact_text(json_at(json_get(v, "stages"), 2), "facts.plan.available_source"),
+                        "MemAvailable");
+    static const char *const identity[] = {"model",         "directory",   "manifest_sha256",
+                                           "arch_file",     "arch_origin", "arch_sha256",
+                                           "binary_sha256", "service_url", "platform"};
     for (size_t i = 0; i < ARRAY_LEN(identity); i++)
         assert_non_null(json_get(json_get(v, "identity"), identity[i]));
     strbuf_release(&b);
@@ -263,7 +290,8 @@ static void test_docs(void **state)
 
 /* ---- verdict */
 
-static void judge(struct fixture *x, const struct adapt_options *o, bool drafted, enum verdict want, int status)
+static void judge(struct fixture *x, const struct adapt_options *o, bool drafted, enum verdict want,
+                  int status)
 {
     rows_judge(&x->result, o, drafted);
     assert_int_equal(x->result.verdict, want);
@@ -309,9 +337,12 @@ static void test_accept_does_not_cover_failure(void **state)
 static void test_findings_turn_their_row_red(void **state)
 {
     (void)state;
-    static const struct { enum finding_id id; enum row_id row; } cases[] = {
-        {FINDING_W002, ROW_WEIGHTS}, {FINDING_C003, ROW_WEIGHTS}, {FINDING_M001, ROW_MEMORY},  {FINDING_M003, ROW_COMM},
-        {FINDING_N001, ROW_NUMERICS}, {FINDING_P001, ROW_NUMERICS}, {FINDING_T005, ROW_TEXT}, {FINDING_S002, ROW_SERVICE}};
+    static const struct {
+        enum finding_id id;
+        enum row_id row;
+    } cases[] = {{FINDING_W002, ROW_WEIGHTS}, {FINDING_C003, ROW_WEIGHTS},  {FINDING_M001, ROW_MEMORY},
+                 {FINDING_M003, ROW_COMM},    {FINDING_N001, ROW_NUMERICS}, {FINDING_P001, ROW_NUMERICS},
+                 {FINDING_T005, ROW_TEXT},    {FINDING_S002, ROW_SERVICE}};
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
         struct adapt_options none = {0};
         struct fixture x;
@@ -338,7 +369,11 @@ static void test_findings_turn_their_row_red(void **state)
 static void test_overrides_must_exist(void **state)
 {
     (void)state;
-    static const struct { struct adapt_override o; bool accept; const char *says; } cases[] = {
+    static const struct {
+        struct adapt_override o;
+        bool accept;
+        const char *says;
+    } cases[] = {
         {{"weather", "sunny"}, true, "weights, memory, communication, numerics, text, image, service"},
         {{"numerics", ""}, true, "a reason is needed"},
         {{"numerics", NULL}, true, "a reason is needed"},
@@ -366,12 +401,18 @@ static void test_overrides_must_exist(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_page_has_everything),  cmocka_unit_test(test_self_consistent_is_not_passed),
-        cmocka_unit_test(test_hostile_names),        cmocka_unit_test(test_wrong_facts),
-        cmocka_unit_test(test_svg_of_hostile_numbers), cmocka_unit_test(test_positions_keep_the_peak),
-        cmocka_unit_test(test_numbers),              cmocka_unit_test(test_json),
-        cmocka_unit_test(test_docs),                 cmocka_unit_test(test_verdicts),
-        cmocka_unit_test(test_accept_does_not_cover_failure), cmocka_unit_test(test_findings_turn_their_row_red),
+        cmocka_unit_test(test_page_has_everything),
+        cmocka_unit_test(test_self_consistent_is_not_passed),
+        cmocka_unit_test(test_hostile_names),
+        cmocka_unit_test(test_wrong_facts),
+        cmocka_unit_test(test_svg_of_hostile_numbers),
+        cmocka_unit_test(test_positions_keep_the_peak),
+        cmocka_unit_test(test_numbers),
+        cmocka_unit_test(test_json),
+        cmocka_unit_test(test_docs),
+        cmocka_unit_test(test_verdicts),
+        cmocka_unit_test(test_accept_does_not_cover_failure),
+        cmocka_unit_test(test_findings_turn_their_row_red),
         cmocka_unit_test(test_overrides_must_exist),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

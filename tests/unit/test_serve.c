@@ -343,6 +343,9 @@ static void completion_and_chat(void **state)
     assert_int_equal(int_at(v, "usage.completion_tokens"), 12); /* with the stop id */
     assert_int_equal(at(v, "choices.0.token_ids")->n, 12);
     assert_int_equal(int_at(v, "choices.0.token_ids.11"), 2);
+    /* the answer continues the prompt: a space between them is part of it */
+    v = post(s, COMPLETIONS, "{\"model\":\"tiny\",\"prompt\":\"f\",\"max_tokens\":2}", 200, &a);
+    assert_string_equal(text_at(v, "choices.0.text"), " w");
     v = post(s, COMPLETIONS, "{\"model\":\"tiny\",\"prompt\":[\"b\"],\"ignore_eos\":true}", 200, &a);
     assert_string_equal(text_at(v, "choices.0.finish_reason"), "length");
     assert_int_equal(int_at(v, "usage.completion_tokens"), 16);
@@ -358,8 +361,8 @@ static void completion_and_chat(void **state)
              200, &a);
     assert_int_equal(int_at(v, "usage.prompt_tokens_details.cached_tokens"), 8);
     assert_true(metric(s, "day0_requests_total{outcome=\"stop\"}") == 2);
-    assert_true(metric(s, "day0_requests_total{outcome=\"length\"}") == 4);
-    assert_true(metric(s, "day0_time_to_first_token_seconds_count") == 6);
+    assert_true(metric(s, "day0_requests_total{outcome=\"length\"}") == 5);
+    assert_true(metric(s, "day0_time_to_first_token_seconds_count") == 7);
     assert_true(metric(s, "day0_kv_pages_free") == 2048);
     arena_release(&a);
     stop(s);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The statistics by their definitions on made-up times, and the load client against a server made in the test that answers well, badly or not at
- * all.
+ * The statistics by their definitions on made-up times, and the load client against a server made in the test
+ * that answers well, badly or not at all.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -142,23 +142,37 @@ static void test_arrivals(void **state)
 
 /* ---- against a server */
 
-enum mode { GOOD, NO_USAGE, STATUS_500, ERROR_IN_STREAM, NO_FINISH, NOT_JSON, SILENT, EVERY_THIRD_FAILS, N_MODES };
+enum mode {
+    GOOD,
+    NO_USAGE,
+    STATUS_500,
+    ERROR_IN_STREAM,
+    NO_FINISH,
+    NOT_JSON,
+    SILENT,
+    EVERY_THIRD_FAILS,
+    N_MODES
+};
 
 struct fake {
     struct http_server *server;
     pthread_t thread;
     enum mode mode;
-    _Atomic unsigned n, open, most_open;
+    _Atomic unsigned n;
     char url[64];
 };
 
 static void write_chunks(struct http_exchange *x, enum mode mode)
 {
-    static const char *const good = "data: {\"choices\":[{\"text\":\"one\",\"finish_reason\":null}],\"usage\":null}\n\n"
-                                    "data: {\"choices\":[{\"text\":\" two\",\"finish_reason\":null}]}\n\n";
-    static const char *const finish = "data: {\"choices\":[{\"text\":\"\",\"finish_reason\":\"length\"}]}\n\n";
-    static const char *const usage = "data: {\"choices\":[],\"usage\":{\"prompt_tokens\":5,\"completion_tokens\":3}}\n\n";
-    static const char *const bad = "data: {\"error\":{\"message\":\"the step failed\"}}\n\n", *const broken = "data: {\"choices\": oops\n\n";
+    static const char *const good =
+        "data: {\"choices\":[{\"text\":\"one\",\"finish_reason\":null}],\"usage\":null}\n\n"
+        "data: {\"choices\":[{\"text\":\" two\",\"finish_reason\":null}]}\n\n";
+    static const char *const finish =
+        "data: {\"choices\":[{\"text\":\"\",\"finish_reason\":\"length\"}]}\n\n";
+    static const char *const usage =
+        "data: {\"choices\":[],\"usage\":{\"prompt_tokens\":5,\"completion_tokens\":3}}\n\n";
+    static const char *const bad = "data: {\"error\":{\"message\":\"the step failed\"}}\n\n",
+                             *const broken = "data: {\"choices\": oops\n\n";
     http_stream_begin(x, 200, "text/event-stream");
     http_stream_write(x, good, strlen(good));
     if (mode == ERROR_IN_STREAM)
@@ -177,7 +191,8 @@ static void write_chunks(struct http_exchange *x, enum mode mode)
 static void handler(struct http_exchange *x, void *user)
 {
     struct fake *f = user;
-    static const char models[] = "{\"object\":\"list\",\"data\":[{\"id\":\"fake\"}]}", oops[] = "{\"error\":{\"message\":\"no\"}}";
+    static const char models[] = "{\"object\":\"list\",\"data\":[{\"id\":\"fake\"}]}",
+                      oops[] = "{\"error\":{\"message\":\"no\"}}";
     if (strcmp(http_path(x), "/v1/models") == 0) {
         http_reply(x, 200, "application/json", models, strlen(models));
         return;
@@ -217,7 +232,8 @@ static void fake_close(struct fake *f)
 
 static struct stress_options options(const struct fake *f)
 {
-    return (struct stress_options){.url = f->url, .concurrency = 4, .n_requests = 20, .max_tokens = 3, .seed = 1, .pid = getpid()};
+    return (struct stress_options){
+        .url = f->url, .concurrency = 4, .n_requests = 20, .max_tokens = 3, .seed = 1, .pid = getpid()};
 }
 
 static void test_good_server(void **state)
@@ -270,9 +286,15 @@ static void test_open_loop(void **state)
 static void test_bad_servers(void **state)
 {
     (void)state;
-    static const struct { enum mode mode; unsigned ok; const char *why; } cases[] = {
-        {STATUS_500, 0, "HTTP 500"}, {ERROR_IN_STREAM, 0, "the step failed"}, {NO_FINISH, 0, "without a finish_reason"},
-        {NOT_JSON, 0, "not JSON"},   {EVERY_THIRD_FAILS, 14, "HTTP 500"}};
+    static const struct {
+        enum mode mode;
+        unsigned ok;
+        const char *why;
+    } cases[] = {{STATUS_500, 0, "HTTP 500"},
+                 {ERROR_IN_STREAM, 0, "the step failed"},
+                 {NO_FINISH, 0, "without a finish_reason"},
+                 {NOT_JSON, 0, "not JSON"},
+                 {EVERY_THIRD_FAILS, 14, "HTTP 500"}};
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
         struct fake f;
         struct stress_result r;
@@ -338,12 +360,16 @@ static void test_wrong_options(void **state)
     struct stress_result r;
     struct err e = {0};
     static const struct stress_options wrong[] = {
-        {.url = NULL, .concurrency = 1, .n_requests = 1, .max_tokens = 1},       {.url = "http://x", .concurrency = 0, .n_requests = 1, .max_tokens = 1},
-        {.url = "http://x", .concurrency = 1, .n_requests = 0, .max_tokens = 1}, {.url = "http://x", .concurrency = 1, .n_requests = 1, .max_tokens = 0},
-        {.url = "http://x", .concurrency = 1, .n_requests = 1, .max_tokens = 1, .rate = NAN}, {.url = "http://x", .concurrency = 1u << 20, .n_requests = 1, .max_tokens = 1}};
+        {.url = NULL, .concurrency = 1, .n_requests = 1, .max_tokens = 1},
+        {.url = "http://x", .concurrency = 0, .n_requests = 1, .max_tokens = 1},
+        {.url = "http://x", .concurrency = 1, .n_requests = 0, .max_tokens = 1},
+        {.url = "http://x", .concurrency = 1, .n_requests = 1, .max_tokens = 0},
+        {.url = "http://x", .concurrency = 1, .n_requests = 1, .max_tokens = 1, .rate = NAN},
+        {.url = "http://x", .concurrency = 1u << 20, .n_requests = 1, .max_tokens = 1}};
     for (size_t i = 0; i < ARRAY_LEN(wrong); i++)
         assert_int_equal(stress_run(&wrong[i], &r, &e), ERR_USAGE);
-    struct stress_options nobody = {.url = "http://127.0.0.1:9", .concurrency = 1, .n_requests = 1, .max_tokens = 1};
+    struct stress_options nobody = {
+        .url = "http://127.0.0.1:9", .concurrency = 1, .n_requests = 1, .max_tokens = 1};
     assert_int_equal(stress_run(&nobody, &r, &e), ERR_COMM);
 }
 
@@ -351,7 +377,8 @@ static void test_wrong_options(void **state)
 static void test_definition_text(void **state)
 {
     (void)state;
-    static const char *const words[] = {"TTFT:", "TPOT:", "ITL:", "E2E:", "throughput:", "due:", "failed:", "memory:", "nearest-rank", "(output tokens - 1)"};
+    static const char *const words[] = {"TTFT:", "TPOT:",   "ITL:",    "E2E:",         "throughput:",
+                                        "due:",  "failed:", "memory:", "nearest-rank", "(output tokens - 1)"};
     for (size_t i = 0; i < ARRAY_LEN(words); i++)
         assert_non_null(strstr(stress_definitions(), words[i]));
 }
@@ -359,10 +386,12 @@ static void test_definition_text(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_nearest_rank),    cmocka_unit_test(test_pool_is_bounded), cmocka_unit_test(test_definitions),
-        cmocka_unit_test(test_arrivals),        cmocka_unit_test(test_good_server),     cmocka_unit_test(test_open_loop),
-        cmocka_unit_test(test_bad_servers),     cmocka_unit_test(test_counted_tokens_are_said), cmocka_unit_test(test_silent_server),
-        cmocka_unit_test(test_wrong_options),   cmocka_unit_test(test_definition_text),
+        cmocka_unit_test(test_nearest_rank),    cmocka_unit_test(test_pool_is_bounded),
+        cmocka_unit_test(test_definitions),     cmocka_unit_test(test_arrivals),
+        cmocka_unit_test(test_good_server),     cmocka_unit_test(test_open_loop),
+        cmocka_unit_test(test_bad_servers),     cmocka_unit_test(test_counted_tokens_are_said),
+        cmocka_unit_test(test_silent_server),   cmocka_unit_test(test_wrong_options),
+        cmocka_unit_test(test_definition_text),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

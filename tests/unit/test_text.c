@@ -281,6 +281,14 @@ static void byte_fallback_decoding(void **state)
             "\xEF\xBF\xBD"
             "a\xEF\xBF\xBD\xEF\xBF\xBD");
     decodes(t, (const int32_t[]){B(' '), B(' '), B('x')}, 3, " x");
+    /* a stream that continues a text keeps the space between */
+    struct detokenizer more;
+    struct strbuf rest = STRBUF_INIT;
+    detokenizer_init(&more, t, false);
+    assert_int_equal(detokenizer_skip(&more, (const int32_t[]){1, 259, 260}, 3, NULL), 0);
+    assert_int_equal(detokenizer_feed(&more, 259, &rest, NULL), 0);
+    assert_string_equal(strbuf_cstr(&rest), " ");
+    strbuf_release(&rest);
     char *kept = decode(t, (const int32_t[]){1, 259, 260}, 3, true);
     assert_string_equal(kept, "<s> a");
     free(kept);
