@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Build tool: turns files into a C table. usage: embed OUT.c HEADER STRUCT TABLE FILE...
- * OUT.c includes HEADER, which declares `extern const struct STRUCT TABLE[]; extern const size_t TABLE_n;`, where STRUCT has the members
- * name (file name without directory), text (NUL-terminated) and n (bytes). The order is that of the arguments.
+ * OUT.c includes HEADER, which declares `extern const struct STRUCT TABLE[]; extern const size_t TABLE_n;`,
+ * where STRUCT has the members name (file name without directory), text (NUL-terminated) and n (bytes). The
+ * order is that of the arguments.
  */
 #include <stdio.h>
 #include <string.h>
@@ -53,7 +54,8 @@ int main(int argc, char **argv)
         }
     fprintf(out, "\nconst struct %s %s[] = {\n", argv[3], argv[4]);
     for (int i = FIRST; i < argc; i++)
-        fprintf(out, "    {.name = \"%s\", .text = text_%d, .n = %ld},\n", base_name(argv[i]), i - FIRST, bytes[i - FIRST]);
+        fprintf(out, "    {.name = \"%s\", .text = text_%d, .n = %ld},\n", base_name(argv[i]), i - FIRST,
+                bytes[i - FIRST]);
     fprintf(out, "};\nconst size_t %s_n = %d;\n", argv[4], argc - FIRST);
     if (ferror(out) || fclose(out)) {
         perror(argv[1]);

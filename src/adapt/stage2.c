@@ -15,7 +15,7 @@
 
 struct minimal {
     struct verify_piece *pieces;
-    size_t n, n_ran;
+    size_t n, n_ran, n_zero; /* n_ran: with weights that prove something */
     double worst;
 };
 struct notes {
@@ -67,7 +67,8 @@ static int run_minimal(struct job *j, struct json_writer *w, struct minimal *m, 
     json_begin_array(w);
     for (size_t i = 0; rc == ERR_OK && i < m->n; i++) {
         const struct verify_piece *p = &m->pieces[i];
-        m->n_ran += p->ran;
+        m->n_ran += p->ran && !p->all_zero;
+        m->n_zero += p->ran && p->all_zero;
         if (p->ran)
             m->worst = fmax(m->worst, p->relative_l2);
         json_begin_object(w);
@@ -203,8 +204,12 @@ static void set_rows(struct job *j, const struct minimal *m, const struct notes 
     else if (m->n_ran && !referenced)
         job_row(j, ROW_NUMERICS, ROW_SELF_CONSISTENT,
                 "%zu of %zu pieces agree with day0's own reference kernels within %.2g; %s; no reference was "
-                "given (--reference FILE)",
-                m->n_ran, m->n, m->worst, notes->bits);
+                "given "
+                "(--reference FILE)",
+                m->n_ran, m->n, m->worst, notes->bits[0] ? notes->bits : "the whole model was not run");
+    else if (!m->n_ran)
+        job_row(j, ROW_NUMERICS, ROW_NOT_CHECKED, "not checked: no piece of the model gave numbers%s",
+                m->n_zero ? " (all weights are zero: proves nothing)" : "");
 }
 
 static void summarise(struct job *j, const struct minimal *m, const struct notes *notes, bool referenced,

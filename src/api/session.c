@@ -251,6 +251,11 @@ int session_generate(struct session *s, const int32_t *prompt, size_t n_prompt,
                            .n_stop = s->front->n_stop,
                            .ignore_stop = o->ignore_stop};
     detokenizer_init(&g.detokenizer, s->front->tokenizer, false);
+    int rc_skip = detokenizer_skip(&g.detokenizer, prompt, n_prompt, e); /* the answer continues the prompt */
+    if (rc_skip != ERR_OK) {
+        sched_close(sched);
+        return rc_skip;
+    }
     struct sched_request request = {.id = 1,
                                     .prompt = prompt,
                                     .n_prompt = (uint32_t)n_prompt,

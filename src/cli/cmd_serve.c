@@ -155,6 +155,7 @@ static int serve_session(struct serve_arguments *a, struct session *session, con
 {
     struct d0 *d0 = a->common.d0;
     a->serve.predicted_bytes = session->memory.total;
+    a->serve.max_context = session->context;
     struct serve *s = NULL;
     int rc = serve_open(&s, session->engine, session->front, &a->serve, d0, e);
     if (rc != ERR_OK)

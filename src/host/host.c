@@ -113,14 +113,14 @@ static uint64_t disk_free(const char *dir)
             return mul_u64(v.f_bavail, v.f_frsize, &bytes) ? bytes : UINT64_MAX;
         }
         char *slash = strrchr(path, '/');
-        if (!slash && strcmp(path, ".") == 0)
+        if (!slash && path[0] == '.' && path[1] == 0)
             return 0;
-        if (!slash)
-            strcpy(path, ".");
-        else if (slash == path && path[1] == 0)
+        if (slash == path && path[1] == 0)
             return 0;
-        else
+        if (slash)
             slash[slash == path] = 0;
+        else
+            memcpy(path, ".", 2);
     }
 }
 

@@ -10,6 +10,9 @@
  */
 #include "script/script_internal.h"
 
+#include <lauxlib.h>
+#include <lua.h>
+#include <lualib.h>
 #include <string.h>
 
 #define SCRIPT_MAX_LIST (1 << 24) /* elements of a table that a C loop may walk */

@@ -9,6 +9,9 @@
  */
 #include "script/script_internal.h"
 
+#include <lauxlib.h>
+#include <lua.h>
+#include <lualib.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

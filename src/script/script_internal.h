@@ -5,11 +5,9 @@
 #ifndef SCRIPT_SCRIPT_INTERNAL_H
 #define SCRIPT_SCRIPT_INTERNAL_H
 
-#include <lauxlib.h>
-#include <lua.h>
-#include <lualib.h>
-
 #include "script/script.h"
+
+typedef struct lua_State lua_State; /* as in lua.h, so that this header stands alone */
 
 enum script_stop { STOP_NOT, STOP_MEMORY, STOP_INSTRUCTIONS, STOP_TIME };
 

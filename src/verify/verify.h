@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Verification: drives the engine directly for bits and probes, and judges numbers against a reference. Agreement with ourselves is called
- * self-consistent, never passed.
+ * Verification: drives the engine directly for bits and probes, and judges numbers against a reference.
+ * Agreement with ourselves is called self-consistent, never passed.
  */
 #ifndef VERIFY_VERIFY_H
 #define VERIFY_VERIFY_H
@@ -17,35 +17,61 @@
 
 /* ---- operators x device ---- */
 struct verify_op_row {
-    const char *op;      /* "linear" */
-    char types[48];      /* "x F32, w BF16" */
-    uint32_t count;      /* nodes of the model */
+    const char *op; /* "linear" */
+    char types[48]; /* "x F32, w BF16" */
+    uint32_t count; /* nodes of the model */
     bool supported;
     char reason[128];
 };
-/* One row per (operator, weight type) of the graph; findings P001 for the unsupported ones. Returns rows in the arena. */
-int verify_matrix(struct dev *d, const struct graph *g, struct arena *arena, struct verify_op_row **rows, size_t *n, struct findings *f, struct err *e);
+/* One row per (operator, weight type) of the graph; findings P001 for the unsupported ones. Returns rows in
+ * the arena. */
+int verify_matrix(struct dev *d, const struct graph *g, struct arena *arena, struct verify_op_row **rows,
+                  size_t *n, struct findings *f, struct err *e);
 
-/* Conformance of a device's operators against the reference device on generated inputs, at given or default shapes. */
-/* One per operator and type. passed: shape says how many shapes and runs; else the first wrong one, with its reason in why, and seed makes its
- * contents again. supported false: the device refused the shape (passed is false too). Bench numbers are 0 when not asked for. */
-struct verify_op_result { char name[64]; char shape[64]; bool supported, passed; double max_ulp, limit_ulp; double gbps, gflops; double ref_ratio; char why[160]; uint64_t seed; };
-struct verify_ops_options { const char *only; uint64_t seed; bool bench; const struct graph *shapes_of; /* a model's shapes, or NULL for the default set */ };
-int verify_ops(struct dev *d, const struct verify_ops_options *o, struct arena *arena, struct verify_op_result **out, size_t *n, struct findings *f, struct err *e);
+/* Conformance of a device's operators against the reference device on generated inputs, at given or default
+ * shapes. */
+/* One per operator and type. passed: shape says how many shapes and runs; else the first wrong one, with its
+ * reason in why, and seed makes its contents again. supported false: the device refused the shape (passed is
+ * false too). Bench numbers are 0 when not asked for. */
+struct verify_op_result {
+    char name[64];
+    char shape[64];
+    bool supported, passed;
+    double max_ulp, limit_ulp;
+    double gbps, gflops;
+    double ref_ratio;
+    char why[160];
+    uint64_t seed;
+};
+struct verify_ops_options {
+    const char *only;
+    uint64_t seed;
+    bool bench;
+    const struct graph *shapes_of; /* a model's shapes, or NULL for the default set */
+};
+int verify_ops(struct dev *d, const struct verify_ops_options *o, struct arena *arena,
+               struct verify_op_result **out, size_t *n, struct findings *f, struct err *e);
 
 /* ---- references ---- */
-struct reference {      /* safetensors: "token_ids" I32/I64 [T], "logits" F32 [T, V], probes by name; metadata producer, model, tokens ... */
+struct reference { /* safetensors: "token_ids" I32/I64 [T], "logits" F32 [T, V], probes by name; metadata
+                      producer, model, tokens ... */
     struct arena arena;
-    const char *producer; /* "transformers 4.56.2" ... */
-    const char *precision; /* what the producer computed in: "float32" (also when it does not say), "bfloat16", "float16" */
+    const char *producer;  /* "transformers 4.56.2" ... */
+    const char *precision; /* what the producer computed in: "float32" (also when it does not say),
+                              "bfloat16", "float16" */
     const char *path;
     char sha256[65];
-    int32_t *ids; size_t n_ids;
-    const float *logits;  /* [n_ids, vocab] or NULL */
+    int32_t *ids;
+    size_t n_ids;
+    const float *logits; /* [n_ids, vocab] or NULL */
     size_t vocab;
-    bool greedy;          /* ids[1..] are the reference's own greedy continuation of ids[0..n_prompt) */
+    bool greedy; /* ids[1..] are the reference's own greedy continuation of ids[0..n_prompt) */
     size_t n_prompt;
-    struct reference_probe { const char *name; const float *data; size_t rows, width; } *probes;
+    struct reference_probe {
+        const char *name;
+        const float *data;
+        size_t rows, width;
+    } * probes;
     size_t n_probes;
 };
 int reference_open(struct reference **out, const char *path, struct err *e);
@@ -54,35 +80,57 @@ void reference_close(struct reference *r);
 struct verify_reference_result {
     bool checked;
     size_t positions;
-    double max_abs_logit;   /* largest |difference| over all positions */
-    double limit;           /* what max_abs_logit was held against */
+    double max_abs_logit; /* largest |difference| over all positions */
+    double limit;         /* what max_abs_logit was held against */
     size_t worst_position;
     double relative_l2, max_kl;
-    unsigned top1_agree;    /* positions whose argmax agrees */
+    unsigned top1_agree;                /* positions whose argmax agrees */
     size_t greedy_tokens, greedy_equal; /* tokens wanted and how many equal the reference's from the start */
-    size_t greedy_ties;     /* only in 16-bit precision: tokens whose logits differ by less than the limit, taken from the reference */
+    size_t greedy_ties; /* only in 16-bit precision: tokens whose logits differ by less than the limit, taken
+                           from the reference */
     size_t probes_checked;
     char first_bad_probe[128];
     double *abs_by_position; /* [positions], in the arena given */
 };
-/* max_abs_limit: largest |difference| of logits; 0: 1e-4 for float32 weights, KV pages and reference; 1e-4 * largest |logit| where only the weights
- * have 16 bits; 2^-6 * largest |logit| where KV pages or the reference have (docs/numerics.md). Adds N001, N002, N005, N006. A reference of another
- * model or length is a finding and leaves checked false; without logits only ids and probes are compared. */
-int verify_reference(struct dev *d, const struct spec *s, struct ckpt *c, const struct reference *r, double max_abs_limit, struct arena *arena,
-                     struct verify_reference_result *out, struct findings *f, struct d0 *d0, struct err *e);
+/* max_abs_limit: largest |difference| of logits; 0: 1e-4 for float32 weights, KV pages and reference; 1e-4 *
+ * largest |logit| where only the weights have 16 bits; 2^-6 * largest |logit| where KV pages or the reference
+ * have (docs/numerics.md). Adds N001, N002, N005, N006. A reference of another model or length is a finding
+ * and leaves checked false; without logits only ids and probes are compared. */
+int verify_reference(struct dev *d, const struct spec *s, struct ckpt *c, const struct reference *r,
+                     double max_abs_limit, struct arena *arena, struct verify_reference_result *out,
+                     struct findings *f, struct d0 *d0, struct err *e);
 
-/* ---- minimal validation: streams embedding, one layer of each kind and the head through device `d` and the reference device on fixed inputs. ---- */
-struct verify_piece { char name[64]; uint64_t weight_bytes; bool ran; double relative_l2, max_abs; bool all_zero; double seconds; char why[160]; };
-int verify_minimal(struct dev *d, const struct spec *s, struct ckpt *c, uint64_t memory_budget, struct arena *arena,
-                   struct verify_piece **pieces, size_t *n, struct findings *f, struct d0 *d0, struct err *e);
+/* ---- minimal validation: streams embedding, one layer of each kind and the head through device `d` and the
+ * reference device on fixed inputs. ---- */
+struct verify_piece {
+    char name[64];
+    uint64_t weight_bytes;
+    bool ran;
+    double relative_l2, max_abs;
+    bool all_zero;
+    double seconds;
+    char why[160];
+};
+int verify_minimal(struct dev *d, const struct spec *s, struct ckpt *c, uint64_t memory_budget,
+                   struct arena *arena, struct verify_piece **pieces, size_t *n, struct findings *f,
+                   struct d0 *d0, struct err *e);
 
 /* ---- reproducibility: the same request alone, in a batch, chunked: equal bits. N004 on difference. ---- */
-struct verify_bits_result { bool ran; unsigned cases, equal; char first_difference[160]; };
-int verify_bits(struct dev *d, const struct spec *s, struct ckpt *c, const int32_t *ids, size_t n_ids, struct verify_bits_result *out,
-                struct findings *f, struct d0 *d0, struct err *e);
+struct verify_bits_result {
+    bool ran;
+    unsigned cases, equal;
+    char first_difference[160];
+};
+int verify_bits(struct dev *d, const struct spec *s, struct ckpt *c, const int32_t *ids, size_t n_ids,
+                struct verify_bits_result *out, struct findings *f, struct d0 *d0, struct err *e);
 
 /* ---- text output: reference-free signs of noise (facts: thresholds). logprobs may be NULL. ---- */
-struct verify_text_result { bool reasonable; double distinct_3gram, share_low_logprob, mean_logprob; char why[160]; };
-void verify_text(const int32_t *ids, const float *logprobs, size_t n, const char *text, struct verify_text_result *out);
+struct verify_text_result {
+    bool reasonable;
+    double distinct_3gram, share_low_logprob, mean_logprob;
+    char why[160];
+};
+void verify_text(const int32_t *ids, const float *logprobs, size_t n, const char *text,
+                 struct verify_text_result *out);
 
 #endif

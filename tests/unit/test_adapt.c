@@ -56,11 +56,12 @@ static void put(const char *dir, const char *name, const char *text)
     assert_int_equal(file_write_atomic(path, text, strlen(text), &e), ERR_OK);
 }
 
-static int run(const struct adapt_options *o, struct adapt_result *r, struct err *e)
+/* d0 must outlive the result: its memory is accounted there. */
+static int run(const struct adapt_options *o, struct adapt_result *r, struct d0 *d0, struct err *e)
 {
-    struct d0 d0 = {.log = {.fd = -1}};
+    *d0 = (struct d0){.log = {.fd = -1}};
     err_clear(e);
-    return adapt_run(o, r, &d0, e);
+    return adapt_run(o, r, d0, e);
 }
 
 static void test_options(void **state)
@@ -68,6 +69,7 @@ static void test_options(void **state)
     (void)state;
     struct place p;
     struct adapt_result r;
+    struct d0 d0;
     struct err e = {0};
     place_open(&p);
     struct adapt_override weather = {"weather", "sunny"};
@@ -84,7 +86,7 @@ static void test_options(void **state)
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
         struct adapt_options o = cases[i].o;
         o.out_dir = p.out;
-        assert_int_equal(run(&o, &r, &e), cases[i].code);
+        assert_int_equal(run(&o, &r, &d0, &e), cases[i].code);
         assert_true(e.message[0] != '\0');
     }
     place_close(&p);
@@ -97,11 +99,12 @@ static void test_empty_model(void **state)
     (void)state;
     struct place p;
     struct adapt_result r;
+    struct d0 d0;
     struct err e = {0};
     struct file_info info;
     place_open(&p);
     struct adapt_options o = {.model_dir = p.model, .out_dir = p.out, .program = "/bin/false"};
-    assert_int_equal(run(&o, &r, &e), ERR_OK);
+    assert_int_equal(run(&o, &r, &d0, &e), ERR_OK);
     assert_int_equal(r.verdict, VERDICT_FAIL);
     assert_int_equal(adapt_exit_status(&r), 1);
     assert_int_equal(r.rows[ROW_WEIGHTS].state, ROW_FAILED);
@@ -125,6 +128,7 @@ static void test_directory_of_somebody_else(void **state)
     (void)state;
     struct place p;
     struct adapt_result r;
+    struct d0 d0;
     struct err e = {0};
     struct arena arena;
     char path[200], *text;
@@ -133,7 +137,7 @@ static void test_directory_of_somebody_else(void **state)
     assert_int_equal(dir_make(p.out, &e), ERR_OK);
     put(p.out, "index.html", "precious");
     struct adapt_options o = {.model_dir = p.model, .out_dir = p.out, .program = "/bin/false"};
-    assert_int_equal(run(&o, &r, &e), ERR_USAGE);
+    assert_int_equal(run(&o, &r, &d0, &e), ERR_USAGE);
     assert_non_null(strstr(e.message, "index.html"));
     arena_init(&arena, NULL, MEM_MISC);
     snprintf(path, sizeof(path), "%s/index.html", p.out);
@@ -143,7 +147,7 @@ static void test_directory_of_somebody_else(void **state)
     /* a file where the directory should be */
     snprintf(path, sizeof(path), "%s/index.html", p.out);
     o.out_dir = path;
-    assert_int_equal(run(&o, &r, &e), ERR_USAGE);
+    assert_int_equal(run(&o, &r, &d0, &e), ERR_USAGE);
     place_close(&p);
 }
 

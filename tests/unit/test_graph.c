@@ -17,6 +17,7 @@
 #include "base/file.h"
 #include "base/hash.h"
 #include "graph/graph.h"
+#include "kern/kern.h"
 
 /* ---- building ---- */
 
@@ -422,6 +423,8 @@ static void test_segments(void **state)
                     (units == 0 || (k % units == 0 && (k / s) % (k / units) == 0)))
                     best = s;
             assert_int_equal(graph_segments(k, units), best);
+            if (units == 0) /* the kernels' own rule, which graph may not include */
+                assert_int_equal(kern_segments(k, KERN_VECTOR), best);
         }
     struct toy t;
     struct graph *g = toy(1, &t);
@@ -528,6 +531,32 @@ static void test_memory_random(void **state)
         graph_free(g);
     }
     assert_true(worst < 1.6); /* against what is alive at once, which no plan can beat */
+}
+
+/* a(10) and b(8) leave a gap of 10 below b; c(7) goes there; d fits between c and b only if it is 3 wide. In
+ * steps of 64 bytes. */
+static void test_memory_gap(void **state)
+{
+    (void)state;
+    static const int64_t dims[D0_N_DIMS] = {16, 1, 1, 1};
+    for (int64_t width = 2; width <= 5; width++) {
+        struct graph *g = opened();
+        uint32_t x = value(g, D0_VALUE_INPUT, D0_F32, D0_INPUT_HIDDEN, "in", 2, D0_DIM_TOKENS, 1);
+        uint32_t a =
+            node(g, D0_OP_LINEAR, 0, "a", IN(x, weight(g, "w", 10, 1, PART_REPLICATED, 0)), NO_ATTRS);
+        uint32_t b =
+            node(g, D0_OP_LINEAR, 0, "b", IN(a, weight(g, "w", 8, 10, PART_REPLICATED, 0)), NO_ATTRS);
+        uint32_t c = node(g, D0_OP_LINEAR, 0, "c", IN(b, weight(g, "w", 7, 8, PART_REPLICATED, 0)), NO_ATTRS);
+        uint32_t d =
+            node(g, D0_OP_LINEAR, 0, "d", IN(c, weight(g, "w", width, 7, PART_REPLICATED, 0)), NO_ATTRS);
+        node(g, D0_OP_LINEAR, 0, "e", IN(b, weight(g, "w", 1, 8, PART_REPLICATED, 0)), NO_ATTRS);
+        assert_int_equal(graph_plan_memory(g, dims, false, NULL), ERR_OK);
+        assert_int_equal(g->values[b].offset, 10 * 64);
+        assert_int_equal(g->values[c].offset, 0);
+        assert_int_equal(g->values[d].offset, (width <= 3 ? 7 : 18) * 64);
+        check_plan(g, dims);
+        graph_free(g);
+    }
 }
 
 static void test_memory_kinds(void **state)
@@ -747,8 +776,9 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_tables),        cmocka_unit_test(test_rules),
         cmocka_unit_test(test_verify),        cmocka_unit_test(test_segments),
         cmocka_unit_test(test_memory_random), cmocka_unit_test(test_memory_kinds),
-        cmocka_unit_test(test_value_bytes),   cmocka_unit_test(test_slices),
-        cmocka_unit_test(test_cost),          cmocka_unit_test(test_ops_md),
+        cmocka_unit_test(test_memory_gap),    cmocka_unit_test(test_value_bytes),
+        cmocka_unit_test(test_slices),        cmocka_unit_test(test_cost),
+        cmocka_unit_test(test_ops_md),
     };
     if (argc == 2 && strcmp(argv[1], "--update") == 0) {
         struct strbuf b = STRBUF_INIT;

@@ -20,6 +20,7 @@
 #include "base/file.h"
 #include "base/hash.h"
 #include "verify/runner.h"
+#include "verify/shared_weights.h"
 #include "verify/verify.h"
 
 enum { VOCAB = 96, HIDDEN = 64, LAYERS = 3, HEADS = 4, KV = 2, DIM = 16, INTER = 80, TOKENS = 40 };
@@ -378,6 +379,29 @@ static void test_wrong_references(void **state)
     free_recorded(&rec);
 }
 
+/* A probe of another width is of another model. */
+static void test_probe_width(void **state)
+{
+    (void)state;
+    static struct recorded rec;
+    struct opened o;
+    struct verify_reference_result x;
+    write_model(SIZE_MAX, false, false);
+    record(&rec);
+    struct reference *r = make_reference(&rec, true, "float32");
+    size_t at = 0;
+    while (strcmp(r->probes[at].name, "model.layers.1.mlp.gate_proj") != 0)
+        at++;
+    r->probes[at].width /= 2;
+    open_dir(&o, model, "fast");
+    compare(&o, r, &x);
+    assert_non_null(strstr(x.first_bad_probe, "gate_proj: width"));
+    assert_true(found(&o.f, FINDING_N001));
+    close_dir(&o);
+    reference_close(r);
+    free_recorded(&rec);
+}
+
 static void test_coarse_precision(void **state)
 {
     (void)state;
@@ -499,6 +523,52 @@ static void test_minimal(void **state)
     assert_true(found(&o.f, FINDING_W016));
     assert_int_equal(o.f.n, 1); /* what follows from it is no finding */
     close_dir(&o);
+}
+
+/* Both devices would agree on wrong bytes: what they are given must be the checkpoint's. */
+static void check_bytes(struct opened *o, const struct graph *g, struct dev *d, const struct weights *w)
+{
+    struct d0_queue *q;
+    struct err e;
+    static char want[1 << 16], got[1 << 16];
+    ok(dev_queue(d, &q, &e), &e);
+    for (uint32_t i = 0; i < g->n_values; i++) {
+        const struct ckpt_tensor *t = ckpt_find(o->c, g->info[i].name);
+        if (g->values[i].kind != D0_VALUE_WEIGHT || !t)
+            continue;
+        assert_in_range(t->bytes, 1, sizeof want);
+        ok(ckpt_read(o->c, t, 0, want, t->bytes, &e), &e);
+        ok(dev_copy_out(d, q, w->buffers[i], 0, got, t->bytes, &e), &e);
+        ok(dev_wait(d, q, 1000000000, &e), &e);
+        assert_memory_equal(got, want, t->bytes);
+    }
+    dev_queue_free(d, q);
+}
+
+static void test_shared_weights(void **state)
+{
+    (void)state;
+    for (int shared = 0; shared < 2; shared++) {
+        struct opened o;
+        struct shared_weights w;
+        const struct weights *on;
+        struct dev ref;
+        struct err e;
+        write_model(SIZE_MAX, false, false);
+        open_dir(&o, model, "fast");
+        ok(dev_open(&ref, &(struct dev_options){.name = "cpu", .isa = "ref"}, &e), &e);
+        ref.host_memory = ref.host_memory && shared;
+        ok(shared_weights_open(&w, o.s->graph, o.c, &o.d, &ref, &e), &e);
+        assert_int_equal(w.memory != NULL, shared);
+        ok(shared_weights_on(&w, 0, &o.d, &on, &e), &e);
+        check_bytes(&o, o.s->graph, &o.d, on);
+        assert_false(w.all_zero);
+        ok(shared_weights_on(&w, 1, &ref, &on, &e), &e);
+        check_bytes(&o, o.s->graph, &ref, on);
+        shared_weights_close(&w);
+        dev_close(&ref);
+        close_dir(&o);
+    }
 }
 
 /* A device whose read_output is wrong for wide values: the first probe that shows it is named. */
@@ -651,6 +721,8 @@ int main(void)
         cmocka_unit_test(test_matrix),
         cmocka_unit_test(test_minimal),
         cmocka_unit_test(test_minimal_names_probe),
+        cmocka_unit_test(test_probe_width),
+        cmocka_unit_test(test_shared_weights),
         cmocka_unit_test(test_trained_model),
         cmocka_unit_test(test_demo_model),
     };

@@ -75,6 +75,13 @@ static void test_loops_fail(void **state)
         verify_text(ids, NULL, n, NULL, &r);
         assert_false(r.reasonable);
     }
+    /* a stammer of two words in no order: no lag repeats, but there are only eight 3-grams */
+    struct rng g;
+    rng_init(&g, 4);
+    for (int i = 0; i < 256; i++)
+        ids[i] = (int32_t)rng_below(&g, 2);
+    verify_text(ids, NULL, 256, NULL, &r);
+    assert_false(r.reasonable);
     /* a story that ends in a loop is less than half a loop */
     memcpy(ids, story, sizeof story);
     for (int i = 256; i < 384; i++)
