@@ -9,6 +9,7 @@
  */
 #include "script/script_internal.h"
 
+
 #include <lauxlib.h>
 #include <lua.h>
 #include <lualib.h>
