@@ -69,7 +69,7 @@ const struct finding *job_obstacle(const struct job *j)
 {
     for (size_t i = 0; i < j->f->n; i++) {
         const struct finding *f = &j->f->items[i];
-        if (f->severity == SEVERITY_ERROR && row_of_finding(f->id) == ROW_WEIGHTS && f->id != FINDING_W016)
+        if (f->severity == SEVERITY_ERROR && row_of_finding(f->id) == ROW_WEIGHTS)
             return f;
     }
     return NULL;

@@ -231,12 +231,25 @@ static void summarise(struct job *j, const struct minimal *m, const struct notes
             m->n_ran, m->n);
 }
 
+static void stop_at(struct job *j, const struct finding *f, const struct notes *notes)
+{
+    job_row(j, ROW_WEIGHTS, ROW_FAILED, "%s", notes->weights);
+    job_row(j, ROW_NUMERICS, ROW_NOT_CHECKED, "not checked: %s %s comes first", finding_code(f->id),
+            finding_name(f->id));
+    stage_say(j, STAGE_MINIMAL, STAGE_FAILED, "%s; nothing else was run", notes->weights);
+}
+
 static int run_all(struct job *j, struct json_writer *w, struct err *e)
 {
     struct minimal m;
     struct notes notes = {0};
     bool passed = false, referenced = j->o->reference != NULL, whole = j->planned && j->plan.fits && j->front;
     int rc = run_payload(j, w, &notes, e);
+    const struct finding *obstacle = rc ? NULL : job_obstacle(j);
+    if (obstacle) { /* everything that computes with such weights would only repeat it */
+        stop_at(j, obstacle, &notes);
+        return ERR_OK;
+    }
     if (!rc)
         rc = run_minimal(j, w, &m, e);
     if (!rc && whole)

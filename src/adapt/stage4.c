@@ -23,10 +23,11 @@
 struct channel {
     struct job *j;
     struct json_writer *w;
-    size_t n, n_passed, n_unanswered, bos_twice;
+    size_t n, n_passed, n_unanswered, n_texts, bos_twice;
     const char *chat_why; /* why the chat case did not run, or NULL */
     double tokenize_ms, first_ms, decode_ms;
     struct text_shape shape; /* of all answers */
+    char first_unanswered[300];
 };
 
 struct text_case {
@@ -61,6 +62,13 @@ static void write_case(struct channel *c, const struct text_case *t, const struc
     json_end_object(c->w);
     c->n++;
     c->n_passed += passed;
+}
+
+/* One cause, one finding: the first refusal is told, the others are counted. */
+static void unanswered(struct channel *c, const char *name, const char *why)
+{
+    if (c->n_unanswered++ == 0)
+        snprintf(c->first_unanswered, sizeof(c->first_unanswered), "%s: %.250s", name, why);
 }
 
 static uint32_t room_for(const struct job *j, size_t n_prompt)
@@ -134,12 +142,12 @@ static void run_case(struct channel *c, struct text_case *t)
     probe_ask(c->j, &ask, &a);
     const char *why = a.why[0] ? a.why : NULL;
     if (why) {
-        finding_add(c->j->f, FINDING_S003, t->name, "%s", why);
-        c->n_unanswered++;
+        unanswered(c, t->name, why);
     } else {
         why = judge_answer(c, t, &a, max_tokens);
         c->tokenize_ms += t->tokenize_ms;
         c->first_ms += a.first_ms;
+        c->n_texts += a.text.len > 0;
         text_shape_add(&c->shape, strbuf_cstr(&a.text), a.text.len);
         c->decode_ms += a.last_ms - a.first_ms;
     }
@@ -261,8 +269,7 @@ static void same_answer(struct channel *c, const char *name, const struct ask *f
     bool answered = !a.why[0] && !b.why[0];
     bool same = answered && strcmp(strbuf_cstr(&a.text), strbuf_cstr(&b.text)) == 0;
     if (!answered) {
-        finding_add(c->j->f, FINDING_S003, name, "%s", a.why[0] ? a.why : b.why);
-        c->n_unanswered++;
+        unanswered(c, name, a.why[0] ? a.why : b.why);
     } else if (!same) {
         finding_add(c->j->f, FINDING_S004, name, "%s: \"%.80s\" and \"%.80s\"", what, strbuf_cstr(&a.text),
                     strbuf_cstr(&b.text));
@@ -329,8 +336,7 @@ static void reasonable(struct channel *c)
     struct answer a;
     probe_ask(c->j, &ask, &a);
     if (a.why[0]) {
-        finding_add(c->j->f, FINDING_S003, t.name, "%s", a.why);
-        c->n_unanswered++;
+        unanswered(c, t.name, a.why);
         write_case(c, &t, NULL, false, a.why);
     } else if (a.text.len == 0) { /* an end at once is legal, but nothing to judge */
         write_case(c, &t, NULL, true, "the answer is empty: the model ended at once");
@@ -349,16 +355,18 @@ static void looks_like_writing(struct channel *c)
 {
     struct text_case t = {.name = "looks like writing"};
     const struct json *plain = json_get(c->j->facts[STAGE_MINIMAL], "plain_text");
+    if (c->n_unanswered && c->n_texts == 0) /* said already */
+        return;
     double mean = 0, uniform = 0, share = c->shape.pairs ? (double)c->shape.odd / (double)c->shape.pairs : 0;
     bool unlikely = json_f64(json_get(plain, "mean_logprob"), &mean) &&
                     json_f64(json_get(plain, "uniform_logprob"), &uniform) && mean < uniform;
     double limit = unlikely ? ODD_WHERE_UNLIKELY : ODD_ALONE;
-    bool passed = c->shape.pairs < SHAPE_MIN_PAIRS || share <= limit;
+    bool passed = c->n_texts > 0 && (c->shape.pairs < SHAPE_MIN_PAIRS || share <= limit);
     const char *why =
         arena_printf(c->j->arena, "%.1f %% odd neighbours among %zu pairs of characters (limit %.0f %%)%s",
                      100 * share, c->shape.pairs, 100 * limit,
                      unlikely ? "; plain English is less likely to the model than a guess" : "");
-    why = why ? why : "out of memory";
+    why = c->n_texts == 0 ? "every answer is empty" : why ? why : "out of memory";
     if (!passed)
         finding_add(c->j->f, FINDING_T005, "answers of all cases",
                     "%s: the vocabulary is not the model's, or the weights are damaged", why);
@@ -446,6 +454,9 @@ int stage4_run(struct job *j, struct json_writer *w, struct err *e)
     write_segments(&c);
     if (rc)
         return rc;
+    if (c.n_unanswered)
+        finding_add(j->f, FINDING_S003, "text cases", "%zu of %zu cases got no answer; the first is %s",
+                    c.n_unanswered, c.n, c.first_unanswered);
     text_row(&c);
     bool failed = c.n_passed < c.n || job_errors(j, ROW_TEXT);
     stage_say(j, STAGE_CHANNELS,

@@ -304,7 +304,7 @@ int stage5_run(struct job *j, struct json_writer *w, struct err *e)
         finding_add(j->f, FINDING_S003, "load", "%u of %u requests failed; the first: %s", load.failed,
                     load.sent, load.first_failure);
     bool failed = rc || load.failed || job_errors(j, ROW_SERVICE);
-    if (failed)
+    if (rc || load.failed)
         job_row(j, ROW_SERVICE, ROW_FAILED, "%u of %u requests of the load failed; see the findings",
                 load.failed, load.sent);
     stage_say(j, STAGE_STRESS, failed ? STAGE_FAILED : STAGE_PASSED,

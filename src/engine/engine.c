@@ -186,7 +186,7 @@ static void write_outcome(struct engine *x, const struct step_plan *p, struct st
     uint32_t n_tops = 0;
     for (uint32_t s = 0; s < p->n_seqs; s++, q++, out++) {
         uint32_t computed = rows_computed(q), returned = rows_returned(q);
-        const float *rows = x->logit_rows + row * x->width;
+        const float *rows = x->logit_rows ? x->logit_rows + row * x->width : NULL; /* [computed, width] */
         *out = (struct step_seq_result){.request = q->request,
                                         .token = -1,
                                         .first_top = n_tops,

@@ -9,7 +9,6 @@
  */
 #include "script/script_internal.h"
 
-
 #include <lauxlib.h>
 #include <lua.h>
 #include <lualib.h>

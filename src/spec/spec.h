@@ -68,7 +68,9 @@ struct spec {
 
 /* Findings for what is wrong with config or architecture file (C001..C007): then *out is NULL and the return
  * is ERR_OK. Errors only for what keeps us from working (ERR_NOMEM, an --arch file that cannot be read).
- * Missing tensors are left NULL for preflight to judge. */
+ * Missing tensors are left NULL for preflight to judge; so are unread_keys (C005 is preflight's to add) and
+ * tensors whose type is none of F32, BF16, F16: their graph value then has the type that config.json states.
+ */
 int spec_open(struct spec **out, const struct ckpt *c, const struct spec_options *o, struct findings *f,
               struct d0 *d0, struct err *e);
 void spec_close(struct spec *s);

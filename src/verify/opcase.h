@@ -26,8 +26,8 @@ struct opshape {
     uint32_t dtype; /* of weight or pages; 0 where the operator has none */
     int64_t k, n;   /* width of a row; LINEAR: rows of w; EMBED: rows of the table */
     int64_t heads, kv_heads, dim, v_dim, width /* ROPE, ROPE_TABLE: D */, offset, style, window;
-    int64_t segments, page_tokens, plus_one;
-    bool no_weight, bias;
+    int64_t segments, page_tokens, plus_one, no_weight,
+        bias; /* no padding: shapes are compared byte by byte */
     double eps, scale, factor;
 };
 /* Text such as "K 17, N 9". */

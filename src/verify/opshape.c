@@ -92,7 +92,7 @@ static bool linear_shape(unsigned i, struct opshape *s)
         return false;
     s->k = wide[i][0];
     s->segments = wide[i][1];
-    s->bias = wide[i][2] != 0;
+    s->bias = wide[i][2];
     s->n = 33 + i;
     return true;
 }

@@ -23,10 +23,10 @@ def patch(path, offset, data):
         f.write(data)
 
 
-def first_matrix(path):
-    """A two-dimensional weight of a middle layer: its type and byte offset."""
+def a_matrix(path, which):
+    """A two-dimensional weight of the first (0) or last (-1) layer: its type and byte offset."""
     table, base = tensors(path)
-    name = sorted(k for k, v in table.items() if len(v["shape"]) == 2 and ".layers." in k)[0]
+    name = sorted(k for k, v in table.items() if len(v["shape"]) == 2 and ".layers." in k)[which]
     return table[name]["dtype"], base + table[name]["data_offsets"][0]
 
 
@@ -63,10 +63,10 @@ def main(argv):
     what, path = argv[1], argv[2]
     weights = path + "/model.safetensors"
     if what == "nan":
-        dtype, at = first_matrix(weights)
+        dtype, at = a_matrix(weights, -1)
         patch(weights, at, struct.pack("<f", float("nan")) if dtype == "F32" else b"\xc0\x7f\xc0\x7f")
     elif what == "weight":
-        dtype, at = first_matrix(weights)
+        dtype, at = a_matrix(weights, 0)
         patch(weights, at, struct.pack("<f", 9.0) if dtype == "F32" else b"\x10\x41")
     elif what == "shuffle":
         tokenizer(path, shuffle)

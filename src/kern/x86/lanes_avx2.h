@@ -12,8 +12,12 @@
 
 #define ISA         KERN_AVX2
 #define NAME(x)     x##_avx2
-#define TILE_TOKENS 2
-#define TILE_ROWS   2
+/* LINEAR: outputs of one tile are TOKENS x ROWS chains in registers. */
+#define TILE_TOKENS         2
+#define TILE_ROWS           2
+#define TOKEN_CASES(X)      X(1) X(2)
+#define DIRECT_ROWS(tokens) 2 /* rows of W read side by side */
+#define DIRECT_TOKENS       4 /* up to here W is widened in registers */
 
 typedef struct {
     __m256 a, b; /* lanes 0..7, 8..15 */

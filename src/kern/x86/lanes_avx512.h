@@ -12,8 +12,12 @@
 
 #define ISA         KERN_AVX512
 #define NAME(x)     x##_avx512
-#define TILE_TOKENS 6
-#define TILE_ROWS   4
+/* LINEAR: outputs of one tile are TOKENS x ROWS chains in registers. */
+#define TILE_TOKENS         8
+#define TILE_ROWS           3
+#define TOKEN_CASES(X)      X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8)
+#define DIRECT_ROWS(tokens) 3 /* rows of W read side by side */
+#define DIRECT_TOKENS       8 /* up to here W is widened in registers */
 
 typedef __m512 lanes;
 

@@ -72,6 +72,16 @@ INLINE __m256 lanes_sum8(const lanes x[8])
     return fold_pair_1(fold_pair_2(a, b), fold_pair_2(c, d));
 }
 
+/* out[i] = lanes_sum(x[i]) */
+INLINE void lanes_sums(const lanes *x, const size_t n, float *out)
+{
+    size_t i = 0;
+    for (; i + 8 <= n; i += 8)
+        _mm256_storeu_ps(out + i, lanes_sum8(x + i));
+    for (; i < n; i++)
+        out[i] = lanes_sum(x[i]);
+}
+
 /* e^x to 2 ulp for results that are normal; below that 0. NaN stays NaN.
  * x = n ln 2 + r, |r| <= ln 2 / 2, Taylor to r^7 (remainder 5e-9 of the result), then 2^n. */
 INLINE lanes lanes_exp(lanes x)

@@ -2,197 +2,322 @@
  *
  * LINEAR, compiled once per instruction set. Every output is one chain of sixteen-lane fused multiply-adds
  * along K per segment, then the fixed horizontal tree, then the fixed tree over segments, then the bias;
- * tiles of several tokens and several rows of W only run such chains side by side. So a row of x has the same
- * bits in any batch.
+ * tiles of several tokens and several rows of W only run such chains side by side, and a chain that is cut
+ * goes on where it stopped. So a row of x has the same bits in any batch.
  *
- * Few tokens: W is widened in registers as it streams by. Many tokens: a block of rows of W is widened once
- * into scratch and reused.
+ * Few tokens (direct): W is widened in registers as it streams by, once. Many tokens (wide): a block of rows
+ * of W is widened once into scratch, tile by tile in the order of use, and K is cut into blocks so that the
+ * part of x in use stays in the first-level cache.
  */
-#define BLOCK_ROWS    16 /* rows of W widened together */
-#define DIRECT_TOKENS 12 /* up to here widening in registers is cheaper */
+#define TILE_OUTPUTS  (TILE_TOKENS * TILE_ROWS)
+#define K_BLOCK       512                /* elements of K of one block; a multiple of 16 */
+#define WIDE_BYTES    ((size_t)512 << 10) /* of widened W, as long as that is at least one tile of rows */
+#define WIDE_MAX_ROWS 64
+#define CHUNK_TILES   3 /* tiles of tokens that share one pass over K */
+#define LEVELS        7 /* of the tree over at most 64 segments */
+#define GRAIN_ROWS    16
 
-/* Sums of one segment for TOKENS x ROWS outputs; w points to ROWS rows of `pitch` elements. */
-INLINE void NAME(segment)(const size_t TOKENS, const size_t ROWS, const float *x, size_t x_pitch,
-                          const unsigned char *w, uint32_t dtype, size_t w_pitch, size_t length, bool padded,
-                          float *part)
-{
-    lanes acc[TILE_TOKENS * TILE_ROWS + 8];
-    size_t width = dtype == D0_F32 ? 4 : 2, whole = length / 16 * 16, tail = length - whole;
-    UNROLL for (size_t i = 0; i < TOKENS * ROWS; i++) acc[i] = lanes_zero();
-    for (size_t k = 0; k < whole; k += 16) {
-        lanes b[TILE_ROWS];
-        UNROLL for (size_t r = 0; r < ROWS; r++) b[r] = lanes_load_any(w + r * w_pitch * width, dtype, k);
-        UNROLL for (size_t t = 0; t < TOKENS; t++)
-        {
-            lanes a = lanes_load(x + t * x_pitch + k);
-            UNROLL for (size_t r = 0; r < ROWS; r++) acc[t * ROWS + r] =
-                lanes_fma(a, b[r], acc[t * ROWS + r]);
-        }
-    }
-    if (tail) {
-        lanes b[TILE_ROWS];
-        UNROLL for (size_t r = 0; r < ROWS; r++) b[r] =
-            padded ? lanes_load_any(w + r * w_pitch * width, dtype, whole)
-                   : lanes_load_any_n(w + r * w_pitch * width, dtype, whole, tail);
-        UNROLL for (size_t t = 0; t < TOKENS; t++)
-        {
-            lanes a = lanes_load_n(x + t * x_pitch + whole, tail);
-            UNROLL for (size_t r = 0; r < ROWS; r++) acc[t * ROWS + r] =
-                lanes_fma(a, b[r], acc[t * ROWS + r]);
-        }
-    }
-    size_t n = TOKENS * ROWS, i = 0;
-    for (; i + 8 <= n; i += 8)
-        _mm256_storeu_ps(part + i, lanes_sum8(acc + i));
-    for (; i < n; i++)
-        part[i] = lanes_sum(acc[i]);
-}
-
-struct NAME(tile) {
-    const float *x;            /* [tokens, k] */
-    const unsigned char *w;    /* [rows, w_pitch] of dtype */
-    const unsigned char *bias; /* first row's, or NULL */
-    float *out;                /* [tokens, n] */
-    size_t k, n, w_pitch, segments;
-    uint32_t dtype, bias_dtype;
-    bool padded; /* rows of w are followed by zeros up to a multiple of 16 */
+/* What one tile carries from one block of K to the next. */
+struct NAME(state) {
+    lanes acc[TILE_OUTPUTS];            /* of a segment that is not complete */
+    float sums[LEVELS][TILE_OUTPUTS]; /* of complete ones: level l holds a sum of 2^l segments */
 };
 
-INLINE void NAME(tile_run)(const struct NAME(tile) * t, const size_t TOKENS, const size_t ROWS)
+struct NAME(tile) {
+    const float *x;         /* [TOKENS, x_pitch] */
+    const unsigned char *w; /* direct: [ROWS, k] of dtype; wide: [steps, ROWS, 16] float32 */
+    const unsigned char *bias; /* first row's, or NULL */
+    float *out;                /* [TOKENS, n] */
+    struct NAME(state) * state;
+    size_t k, n, segments;
+    size_t rows; /* of out to write: <= ROWS */
+    uint32_t bias_dtype;
+};
+
+/* acc[t, r] += x[t, 0..length) * w[r, 0..length), sixteen lanes in order; strides of w in bytes */
+INLINE void NAME(chains)(const size_t TOKENS, const size_t ROWS, const float *x, size_t x_pitch,
+                         const unsigned char *w, const uint32_t dtype, size_t row_stride, size_t step,
+                         size_t length, lanes *acc)
 {
-    float part[64][TILE_TOKENS * TILE_ROWS];
-    size_t length = t->k / t->segments, width = t->dtype == D0_F32 ? 4 : 2;
-    for (size_t s = 0; s < t->segments; s++)
-        NAME(segment)
-    (TOKENS, ROWS, t->x + s * length, t->k, t->w + s * length * width, t->dtype, t->w_pitch, length,
-     t->padded, part[s]);
-    for (size_t n = t->segments; n > 1; n /= 2)
-        for (size_t s = 0; s < n / 2; s++)
-            for (size_t i = 0; i < TOKENS * ROWS; i++)
-                part[s][i] = part[2 * s][i] + part[2 * s + 1][i];
+    size_t whole = length / 16, tail = length % 16;
+    for (size_t i = 0; i < whole; i++, x += 16, w += step) {
+        lanes b[TILE_ROWS + 1];
+        UNROLL for (size_t r = 0; r < ROWS; r++) b[r] = lanes_load_any(w + r * row_stride, dtype, 0);
+        UNROLL for (size_t t = 0; t < TOKENS; t++)
+        {
+            lanes a = lanes_load(x + t * x_pitch);
+            UNROLL for (size_t r = 0; r < ROWS; r++) acc[t * ROWS + r] =
+                lanes_fma(a, b[r], acc[t * ROWS + r]);
+        }
+    }
+    if (tail == 0)
+        return;
+    UNROLL for (size_t r = 0; r < ROWS; r++)
+    {
+        lanes b = lanes_load_any_n(w + r * row_stride, dtype, 0, tail);
+        UNROLL for (size_t t = 0; t < TOKENS; t++) acc[t * ROWS + r] =
+            lanes_fma(lanes_load_n(x + t * x_pitch, tail), b, acc[t * ROWS + r]);
+    }
+}
+
+/* Takes the sums of segment s into the tree of neighbouring pairs: every pair is added as soon as it is
+ * there. */
+INLINE void NAME(push)(float sums[LEVELS][TILE_OUTPUTS], size_t s, const size_t n, const float *sum)
+{
+    float v[TILE_OUTPUTS];
+    size_t level = 0;
+    memcpy(v, sum, n * sizeof *v);
+    for (; s & 1; s >>= 1, level++)
+        for (size_t i = 0; i < n; i++)
+            v[i] = sums[level][i] + v[i];
+    memcpy(sums[level], v, n * sizeof *v);
+}
+
+INLINE void NAME(finish)(const size_t TOKENS, const size_t ROWS, const struct NAME(tile) * t)
+{
+    size_t level = (size_t)__builtin_ctzll(t->segments);
     for (size_t i = 0; i < TOKENS; i++)
-        for (size_t r = 0; r < ROWS; r++) {
-            float y = part[0][i * ROWS + r];
+        for (size_t r = 0; r < t->rows; r++) {
+            float y = t->state->sums[level][i * ROWS + r];
             t->out[i * t->n + r] = t->bias ? y + ref_load(t->bias, t->bias_dtype, r) : y;
         }
 }
 
-/* A tile of the full size, or the pieces a smaller rest is made of. The type is a constant in each copy. */
-#define TILE_OF_TYPE(t, TOKENS, ROWS)                                                                        \
-    switch ((t)->dtype) {                                                                                    \
-    case D0_F32: {                                                                                           \
-        struct NAME(tile) c = *(t);                                                                          \
-        c.dtype = D0_F32;                                                                                    \
-        NAME(tile_run)(&c, TOKENS, ROWS);                                                                    \
-        break;                                                                                               \
-    }                                                                                                        \
-    case D0_BF16: {                                                                                          \
-        struct NAME(tile) c = *(t);                                                                          \
-        c.dtype = D0_BF16;                                                                                   \
-        NAME(tile_run)(&c, TOKENS, ROWS);                                                                    \
-        break;                                                                                               \
-    }                                                                                                        \
-    default: {                                                                                               \
-        struct NAME(tile) c = *(t);                                                                          \
-        c.dtype = D0_F16;                                                                                    \
-        NAME(tile_run)(&c, TOKENS, ROWS);                                                                    \
-    }                                                                                                        \
-    }
-
-static void NAME(tile_full)(const struct NAME(tile) * t)
+/* Elements from..to of K; a cut lies between segments or whole steps of sixteen from the segment's start. */
+INLINE void NAME(tile_run)(const size_t TOKENS, const size_t ROWS, const struct NAME(tile) * t,
+                           const uint32_t dtype, const bool packed, size_t from, size_t to)
 {
-    TILE_OF_TYPE(t, TILE_TOKENS, TILE_ROWS)
-}
-
-static void NAME(tile_token)(const struct NAME(tile) * t)
-{
-    TILE_OF_TYPE(t, 1, TILE_ROWS)
-}
-
-static void NAME(tile_row)(const struct NAME(tile) * t)
-{
-    TILE_OF_TYPE(t, TILE_TOKENS, 1)
-}
-
-static void NAME(tile_one)(const struct NAME(tile) * t)
-{
-    TILE_OF_TYPE(t, 1, 1)
-}
-
-/* All tokens against `rows` rows of w that stand ready in t. */
-static void NAME(tiles)(const struct NAME(tile) * t, size_t n_tokens, size_t rows)
-{
-    size_t width = t->dtype == D0_F32 ? 4 : 2, bias_width = t->bias_dtype == D0_F32 ? 4 : 2;
-    for (size_t i = 0; i < n_tokens;) {
-        bool many = n_tokens - i >= TILE_TOKENS;
-        for (size_t r = 0; r < rows;) {
-            bool wide = rows - r >= TILE_ROWS;
-            struct NAME(tile) c = *t;
-            c.x += i * t->k;
-            c.w += r * t->w_pitch * width;
-            c.bias = t->bias ? t->bias + r * bias_width : NULL;
-            c.out += i * t->n + r;
-            if (many && wide)
-                NAME(tile_full)(&c);
-            else if (many)
-                NAME(tile_row)(&c);
-            else if (wide)
-                NAME(tile_token)(&c);
-            else
-                NAME(tile_one)(&c);
-            r += wide ? TILE_ROWS : 1;
+    const size_t width = dtype == D0_F32 ? 4 : 2, step = packed ? ROWS * 64 : 16 * width;
+    size_t length = t->k / t->segments, row_stride = packed ? 64 : t->k * width;
+    size_t s = from / length, at = from % length, steps = (length + 15) / 16;
+    for (size_t k = from; k < to; s++, at = 0) {
+        size_t n = length - at < to - k ? length - at : to - k;
+        lanes acc[TILE_OUTPUTS];
+        float sum[TILE_OUTPUTS];
+        UNROLL for (size_t i = 0; i < TOKENS * ROWS; i++) acc[i] = at ? t->state->acc[i] : lanes_zero();
+        NAME(chains)
+        (TOKENS, ROWS, t->x + k, t->k, t->w + (packed ? (s * steps + at / 16) * step : k * width), dtype,
+         row_stride, step, n, acc);
+        k += n;
+        if (at + n == length) {
+            lanes_sums(acc, TOKENS * ROWS, sum);
+            NAME(push)(t->state->sums, s, TOKENS * ROWS, sum);
+        } else {
+            UNROLL for (size_t i = 0; i < TOKENS * ROWS; i++) t->state->acc[i] = acc[i];
         }
-        i += many ? TILE_TOKENS : 1;
     }
+    if (to == t->k)
+        NAME(finish)(TOKENS, ROWS, t);
 }
 
-static void NAME(widen_row)(const unsigned char *w, uint32_t dtype, size_t k, float *out)
+/* ---- few tokens ---------------------------------------------------------------------------------------- */
+
+#define DIRECT_CASE(TOKENS)                                                                                  \
+    case TOKENS:                                                                                             \
+        NAME(tile_run)(TOKENS, DIRECT_ROWS(TOKENS), t, dtype, false, 0, t->k);                               \
+        break;
+
+INLINE void NAME(direct_of_type)(const struct NAME(tile) * t, const uint32_t dtype, size_t tokens)
 {
-    size_t i = 0;
-    for (; i + 16 <= k; i += 16)
-        lanes_store(out + i, lanes_load_any(w, dtype, i));
-    if (i < k)
-        lanes_store(out + i, lanes_load_any_n(w, dtype, i, k - i));
+    if (t->rows == 1)
+        for (size_t i = 0; i < tokens; i++) {
+            struct NAME(tile) one = *t;
+            one.x += i * t->k;
+            one.out += i * t->n;
+            NAME(tile_run)(1, 1, &one, dtype, false, 0, t->k);
+        }
+    else
+        switch (tokens) {
+            TOKEN_CASES(DIRECT_CASE)
+        }
 }
 
-static void NAME(linear)(const struct kern_args *a, size_t first, size_t last, unsigned thread)
+static void NAME(direct_f32)(const struct NAME(tile) * t, size_t tokens)
 {
-    size_t k = (size_t)a->k, n_tokens = (size_t)a->n_rows, pitch = (k + 15) / 16 * 16;
+    NAME(direct_of_type)(t, D0_F32, tokens);
+}
+
+static void NAME(direct_bf16)(const struct NAME(tile) * t, size_t tokens)
+{
+    NAME(direct_of_type)(t, D0_BF16, tokens);
+}
+
+static void NAME(direct_f16)(const struct NAME(tile) * t, size_t tokens)
+{
+    NAME(direct_of_type)(t, D0_F16, tokens);
+}
+
+/* Columns first..last for at most TILE_TOKENS tokens from `token` on. */
+static void NAME(linear_direct)(const struct kern_args *a, size_t first, size_t last, size_t token,
+                                size_t tokens)
+{
     uint32_t dtype = a->in_dtype[1];
-    size_t width = dtype == D0_F32 ? 4 : 2, bias_width = a->in_dtype[2] == D0_F32 ? 4 : 2;
-    const unsigned char *w = a->in[1], *bias = a->in[2];
-    float *wide =
-        (float *)((unsigned char *)a->scratch + thread * a->scratch_bytes); /* [BLOCK_ROWS, pitch] */
-    bool direct = n_tokens <= DIRECT_TOKENS || dtype == D0_F32;
+    size_t k = (size_t)a->k, width = dtype == D0_F32 ? 4 : 2, bias_width = a->in_dtype[2] == D0_F32 ? 4 : 2;
+    const unsigned char *w = a->in[1], *bias = a->in[2]; /* [n, k], [n] */
+    struct NAME(state) state;
+    size_t wide = DIRECT_ROWS(tokens);
     for (size_t j = first; j < last;) {
-        size_t rows = last - j < BLOCK_ROWS ? last - j : BLOCK_ROWS;
-        struct NAME(tile) t = {.x = a->in[0],
-                               .out = (float *)a->out[0] + j,
+        /* the last tile moves back to stay full: some columns are computed twice, to the same bits */
+        size_t rows = last - first < wide ? 1 : wide;
+        j = last - j < rows ? last - rows : j;
+        struct NAME(tile) t = {.x = (const float *)a->in[0] + token * k,
+                               .w = w + j * k * width,
+                               .bias = bias ? bias + j * bias_width : NULL,
+                               .out = (float *)a->out[0] + token * (size_t)a->n + j,
+                               .state = &state,
                                .k = k,
                                .n = (size_t)a->n,
+                               .segments = a->segments > 1 ? (size_t)a->segments : 1,
+                               .rows = rows,
                                .bias_dtype = a->in_dtype[2]};
-        t.segments = a->segments > 1 ? (size_t)a->segments : 1;
-        t.bias = bias ? bias + j * bias_width : NULL;
-        if (direct) {
-            t.w = w + j * k * width;
-            t.w_pitch = k;
-            t.dtype = dtype;
-        } else {
-            for (size_t r = 0; r < rows; r++)
-                NAME(widen_row)(w + (j + r) * k * width, dtype, k, wide + r * pitch);
-            t.w = (const unsigned char *)wide;
-            t.w_pitch = pitch;
-            t.dtype = D0_F32;
-            t.padded = true;
-        }
-        NAME(tiles)(&t, n_tokens, rows);
+        (dtype == D0_F32 ? NAME(direct_f32) : dtype == D0_BF16 ? NAME(direct_bf16) : NAME(direct_f16))(&t,
+                                                                                                    tokens);
         j += rows;
     }
 }
 
+/* ---- many tokens --------------------------------------------------------------------------------------- */
+
+struct NAME(wide) {
+    size_t steps;      /* of sixteen along K, each segment rounded up to whole ones */
+    size_t tile_bytes; /* of TILE_ROWS widened rows */
+    size_t tiles;      /* of rows in one block */
+};
+
+static struct NAME(wide) NAME(wide_sizes)(const struct kern_args *a)
+{
+    size_t segments = a->segments > 1 ? (size_t)a->segments : 1;
+    struct NAME(wide) s = {.steps = ((size_t)a->k / segments + 15) / 16 * segments};
+    s.tile_bytes = s.steps * TILE_ROWS * 64;
+    s.tiles = s.tile_bytes ? WIDE_BYTES / s.tile_bytes : 1;
+    s.tiles = s.tiles > WIDE_MAX_ROWS / TILE_ROWS ? WIDE_MAX_ROWS / TILE_ROWS : s.tiles;
+    s.tiles = s.tiles ? s.tiles : 1;
+    return s;
+}
+
 static size_t NAME(linear_scratch)(const struct kern_args *a)
 {
-    if (a->in_dtype[1] == D0_F32 || a->n_rows <= DIRECT_TOKENS)
+    if (a->n_rows <= DIRECT_TOKENS)
         return 0;
-    return (size_t)(a->k + 15) / 16 * 16 * BLOCK_ROWS * sizeof(float);
+    struct NAME(wide) s = NAME(wide_sizes)(a);
+    return s.tiles * (s.tile_bytes + CHUNK_TILES * sizeof(struct NAME(state)));
+}
+
+/* Row r of a tile: w[k] to out[steps, TILE_ROWS, 16], the rest of each segment's last step zero. */
+INLINE void NAME(widen_of_type)(const unsigned char *w, const uint32_t dtype, size_t k, size_t segments,
+                                float *out)
+{
+    size_t length = k / segments, width = dtype == D0_F32 ? 4 : 2;
+    for (size_t s = 0; s < segments; s++, w += length * width) {
+        size_t i = 0;
+        for (; i + 16 <= length; i += 16, out += TILE_ROWS * 16)
+            lanes_store(out, lanes_load_any(w, dtype, i));
+        if (i < length) {
+            lanes_store(out, lanes_load_any_n(w, dtype, i, length - i));
+            out += TILE_ROWS * 16;
+        }
+    }
+}
+
+/* Rows first..last of W, tile by tile. The last tile is filled up with copies of the last row, whose sums
+ * nobody takes. */
+static void NAME(widen)(const struct kern_args *a, const struct NAME(wide) * s, size_t segments, size_t first,
+                        size_t last, unsigned char *out)
+{
+    uint32_t dtype = a->in_dtype[1];
+    size_t k = (size_t)a->k, width = dtype == D0_F32 ? 4 : 2;
+    for (size_t j = first; j < last || (j - first) % TILE_ROWS; j++) {
+        const unsigned char *w = (const unsigned char *)a->in[1] + (j < last ? j : last - 1) * k * width;
+        float *to = (float *)(out + (j - first) / TILE_ROWS * s->tile_bytes) + (j - first) % TILE_ROWS * 16;
+        if (dtype == D0_F32)
+            NAME(widen_of_type)(w, D0_F32, k, segments, to);
+        else if (dtype == D0_BF16)
+            NAME(widen_of_type)(w, D0_BF16, k, segments, to);
+        else
+            NAME(widen_of_type)(w, D0_F16, k, segments, to);
+    }
+}
+
+#define WIDE_CASE(TOKENS)                                                                                    \
+    case TOKENS:                                                                                             \
+        NAME(tile_run)(TOKENS, TILE_ROWS, t, D0_F32, true, from, to);                                        \
+        break;
+
+static void NAME(wide_tile)(const struct NAME(tile) * t, size_t tokens, size_t from, size_t to)
+{
+    switch (tokens) {
+        TOKEN_CASES(WIDE_CASE)
+    }
+}
+
+/* End of the block of K that starts at `from`: as many whole segments as fit, or a part of a long one. */
+static size_t NAME(block_end)(size_t k, size_t length, size_t from)
+{
+    size_t at = from % length, end;
+    if (at == 0 && length <= K_BLOCK)
+        end = from + K_BLOCK / length * length;
+    else
+        end = from + (length - at < K_BLOCK ? length - at : K_BLOCK);
+    return end < k ? end : k;
+}
+
+/* `tokens` tokens, at most CHUNK_TILES tiles, against `rows` widened rows of W. t: the first tile. */
+static void NAME(wide_chunk)(const struct NAME(tile) * first, const struct NAME(wide) * s, size_t tokens,
+                             size_t rows)
+{
+    size_t length = first->k / first->segments, bias_width = first->bias_dtype == D0_F32 ? 4 : 2;
+    for (size_t from = 0, to; from < first->k; from = to) {
+        to = NAME(block_end)(first->k, length, from);
+        struct NAME(state) *state = first->state;
+        for (size_t i = 0; i < tokens; i += TILE_TOKENS)
+            for (size_t r = 0; r < rows; r += TILE_ROWS, state++) {
+                struct NAME(tile) t = *first;
+                t.x += i * t.k;
+                t.w += r / TILE_ROWS * s->tile_bytes;
+                t.bias = t.bias ? t.bias + r * bias_width : NULL;
+                t.out += i * t.n + r;
+                t.state = state;
+                t.rows = rows - r < TILE_ROWS ? rows - r : TILE_ROWS;
+                NAME(wide_tile)(&t, tokens - i < TILE_TOKENS ? tokens - i : TILE_TOKENS, from, to);
+            }
+    }
+}
+
+static void NAME(linear_wide)(const struct kern_args *a, size_t first, size_t last, unsigned thread)
+{
+    const struct NAME(wide) s = NAME(wide_sizes)(a);
+    size_t n_tokens = (size_t)a->n_rows, block = s.tiles * TILE_ROWS, chunk = CHUNK_TILES * TILE_TOKENS;
+    size_t bias_width = a->in_dtype[2] == D0_F32 ? 4 : 2;
+    unsigned char *scratch = (unsigned char *)a->scratch + thread * a->scratch_bytes;
+    const unsigned char *bias = a->in[2];
+    struct NAME(tile) t = {.w = scratch,
+                           .state = (struct NAME(state) *)(scratch + s.tiles * s.tile_bytes),
+                           .k = (size_t)a->k,
+                           .n = (size_t)a->n,
+                           .segments = a->segments > 1 ? (size_t)a->segments : 1,
+                           .bias_dtype = a->in_dtype[2]};
+    for (size_t j = first; j < last; j += block) {
+        size_t rows = last - j < block ? last - j : block;
+        NAME(widen)(a, &s, t.segments, j, j + rows, scratch);
+        t.bias = bias ? bias + j * bias_width : NULL;
+        for (size_t i = 0; i < n_tokens; i += chunk) {
+            t.x = (const float *)a->in[0] + i * t.k;
+            t.out = (float *)a->out[0] + i * t.n + j;
+            NAME(wide_chunk)(&t, &s, n_tokens - i < chunk ? n_tokens - i : chunk, rows);
+        }
+    }
+}
+
+static void NAME(linear)(const struct kern_args *a, size_t first, size_t last, unsigned thread)
+{
+    size_t n_tokens = (size_t)a->n_rows;
+    if (n_tokens > DIRECT_TOKENS) {
+        NAME(linear_wide)(a, first, last, thread);
+        return;
+    }
+    for (size_t j = first; j < last; j += GRAIN_ROWS)
+        for (size_t i = 0; i < n_tokens; i += TILE_TOKENS)
+            NAME(linear_direct)
+    (a, j, last - j < GRAIN_ROWS ? last : j + GRAIN_ROWS, i,
+     n_tokens - i < TILE_TOKENS ? n_tokens - i : TILE_TOKENS);
 }

@@ -11,7 +11,7 @@
     }
 #define LINEAR(type, text)                                                                                   \
     {                                                                                                        \
-        D0_OP_LINEAR, type, ISA, STR(NAME(linear_##text)), NAME(linear), kern_items_columns, BLOCK_ROWS,     \
+        D0_OP_LINEAR, type, ISA, STR(NAME(linear_##text)), NAME(linear), kern_items_columns, GRAIN_ROWS,     \
             NAME(linear_scratch)                                                                             \
     }
 

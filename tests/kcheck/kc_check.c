@@ -1,0 +1,247 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The checks of one variant on one case: right (against the definition in float64, element by element), tidy
+ * (touches nothing else, ends by no signal), and exact (same bits in other memory, row by row, in pieces, on
+ * other threads).
+ */
+#include <math.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "kcheck.h"
+
+static const struct kc_op ops[] = {
+#define OP(id, NAME, text, in_min, in_max, outs, attrs, tolerance, since, meaning)                           \
+    [id] = {text, tolerance, &kc_cases_##NAME, kc_make_##NAME, kc_judge_##NAME},
+#define ATTR(...)
+#include "day0/ops.def"
+#undef OP
+#undef ATTR
+};
+
+const struct kc_op *kc_op_of(uint32_t op)
+{
+    return op < ARRAY_LEN(ops) && ops[op].make ? &ops[op] : NULL;
+}
+
+int kc_checker_open(struct kc_checker *k, uint64_t seed)
+{
+    *k = (struct kc_checker){.memory = kc_memory_open(), .seed = seed};
+    arena_init(&k->arena, NULL, MEM_MISC);
+    return k->memory ? 0 : ERR_NOMEM;
+}
+
+void kc_checker_close(struct kc_checker *k)
+{
+    kc_memory_close(k->memory);
+    arena_release(&k->arena);
+}
+
+void kc_case_make(struct kc_checker *k, uint32_t op, uint32_t dtype, unsigned index, struct kc_case *c)
+{
+    arena_reset(&k->arena);
+    *c = (struct kc_case){.arena = &k->arena, .dtype = dtype};
+    rng_init(&c->rng, rng_u64(k->seed, (uint64_t)op << 48 | (uint64_t)dtype << 32 | index));
+    c->values = (enum kc_values)kc_between(c, 0, KC_N_VALUES - 1);
+    c->a.segments = 1;
+    c->a.factor = 1;
+    kc_op_of(op)->make(c, index);
+    kc_op_of(op)->judge(c);
+}
+
+/* What one run left behind. */
+struct image {
+    unsigned char *bytes; /* out, then the two states */
+    size_t n;
+};
+
+static size_t image_bytes(const struct kc_placed *p)
+{
+    return p->out_bytes + p->state_bytes[0] + p->state_bytes[1];
+}
+
+static struct image image_take(struct kc_checker *k, const struct kc_placed *p)
+{
+    struct image i = {arena_alloc(&k->arena, image_bytes(p)), image_bytes(p)};
+    if (!i.bytes)
+        abort();
+    memcpy(i.bytes, p->a.out[0], p->out_bytes);
+    for (size_t s = 0, at = p->out_bytes; s < 2; at += p->state_bytes[s++])
+        if (p->state_bytes[s])
+            memcpy(i.bytes + at, p->a.state[s], p->state_bytes[s]);
+    return i;
+}
+
+static void fail(struct kc_verdict *r, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+static void fail(struct kc_verdict *r, const char *fmt, ...)
+{
+    va_list args;
+    va_start(args, fmt);
+    r->ok = false;
+    vsnprintf(r->why, sizeof r->why, fmt, args);
+    va_end(args);
+}
+
+/* Equal bits, where any NaN of a float32 output equals any other. */
+static bool same_image(const struct kc_case *c, const struct image *a, const struct image *b, size_t *at)
+{
+    for (size_t i = 0; i < a->n; i++)
+        if (a->bytes[i] != b->bytes[i]) {
+            *at = i / 4;
+            if (i >= c->out.bytes)
+                return false;
+            float x, y;
+            memcpy(&x, a->bytes + i / 4 * 4, 4);
+            memcpy(&y, b->bytes + i / 4 * 4, 4);
+            if (!isnan(x) || !isnan(y))
+                return false;
+        }
+    return true;
+}
+
+static bool call(struct kc_checker *k, const struct kern_variant *v, const struct kc_case *c,
+                 const struct kc_placed *p, const struct kern_args *a, size_t first, size_t last,
+                 unsigned thread, const char *how, struct kc_verdict *r)
+{
+    int number = kc_call(v, a, first, last, thread);
+    const char *touched = number ? NULL : kc_touched(k->memory, c, p, thread);
+    if (number)
+        fail(r, "%s: ended by %s", how, strsignal(number));
+    else if (touched)
+        fail(r, "%s: %s", how, touched);
+    return r->ok;
+}
+
+static void judge_values(const struct kc_case *c, double tolerance, const float *got, const char *how,
+                         struct kc_verdict *r)
+{
+    for (size_t i = 0; i < kc_outputs(c) && r->ok; i++) {
+        double y = (double)got[i], w = c->want[i];
+        if (isnan(w) ? !isnan(y) : isinf(w) ? y != w : !isfinite(y)) {
+            fail(r, "%s: element %zu is %g, must be %g", how, i, y, w);
+            return;
+        }
+        if (!isfinite(w))
+            continue;
+        double ulp = c->scale[i] > 0 ? fabs(y - w) / (0x1p-23 * c->scale[i]) : y == w ? 0 : INFINITY;
+        if (tolerance == 0 ? (float)w != got[i] : ulp > tolerance)
+            fail(r, "%s: element %zu is %.9g, must be %.9g: %.1f ULP, allowed %g", how, i, y, w, ulp,
+                 tolerance);
+        if (tolerance > 0)
+            r->worst = fmax(r->worst, ulp / tolerance);
+    }
+}
+
+static void judge_state(const struct kc_case *c, const struct kc_placed *p, const char *how,
+                        struct kc_verdict *r)
+{
+    for (unsigned s = 0; s < 2 && r->ok; s++)
+        if (c->want_state[s] && memcmp(c->want_state[s], p->a.state[s], p->state_bytes[s]) != 0)
+            fail(r, "%s: the %s pages differ from the definition", how, s ? "v" : "k");
+}
+
+/* The whole in one call, at one end of guarded memory. */
+static bool run_whole(struct kc_checker *k, const struct kern_variant *v, const struct kc_case *c,
+                      bool at_end, struct image *out, struct kc_verdict *r)
+{
+    const char *how = at_end ? "end at a guard" : "start at a guard";
+    struct kc_placed p;
+    if (!kc_place(k->memory, c, v, at_end, &p)) {
+        fail(r, "the case is too large for the guarded memory");
+        return false;
+    }
+    if (!call(k, v, c, &p, &p.a, 0, v->items(&p.a), 0, how, r))
+        return false;
+    judge_values(c, kc_op_of(v->op)->tolerance, p.a.out[0], how, r);
+    judge_state(c, &p, how, r);
+    *out = image_take(k, &p);
+    return r->ok;
+}
+
+/* Row by row, each as a batch of its own. */
+static void run_rows(struct kc_checker *k, const struct kern_variant *v, const struct kc_case *c,
+                     const struct image *whole, struct kc_verdict *r)
+{
+    struct kc_placed p;
+    size_t at;
+    kc_place(k->memory, c, v, true, &p);
+    for (int64_t row = 0; row < c->a.n_rows; row++) {
+        struct kern_args a = p.a;
+        for (unsigned i = 0; i < D0_MAX_NODE_INPUTS; i++)
+            if (a.in[i])
+                a.in[i] = (const unsigned char *)a.in[i] + (size_t)row * c->in[i].row_bytes;
+        a.out[0] = (unsigned char *)a.out[0] + (size_t)row * c->out.row_bytes;
+        a.n_rows = 1;
+        *(v->op == D0_OP_GATHER_ROWS ? &a.rows : &a.tokens) = 1;
+        if (!call(k, v, c, &p, &a, 0, v->items(&a), 0, "one row alone", r))
+            return;
+    }
+    struct image alone = image_take(k, &p);
+    if (!same_image(c, whole, &alone, &at))
+        fail(r, "row alone and row in a batch differ, first in element %zu", at);
+}
+
+/* Two pieces on two threads: together the whole, each byte written by at most one. */
+static void run_pieces(struct kc_checker *k, const struct kern_variant *v, struct kc_case *c,
+                       const struct image *whole, struct kc_verdict *r)
+{
+    struct kc_placed p;
+    kc_place(k->memory, c, v, true, &p);
+    struct image before = image_take(k, &p), piece[2];
+    size_t items = v->items(&p.a), at;
+    if (items < 2)
+        return;
+    size_t cut = (size_t)kc_between(c, 1, (int64_t)items - 1);
+    for (unsigned i = 0; i < 2; i++) {
+        kc_place(k->memory, c, v, true, &p);
+        if (!call(k, v, c, &p, &p.a, i ? cut : 0, i ? items : cut, 2 - i, "a piece", r))
+            return;
+        piece[i] = image_take(k, &p);
+    }
+    for (size_t i = 0; i < before.n; i++) {
+        bool by[2] = {piece[0].bytes[i] != before.bytes[i], piece[1].bytes[i] != before.bytes[i]};
+        if (by[0] && by[1]) {
+            fail(r, "items [0, %zu) and [%zu, %zu) both wrote element %zu", cut, cut, items, i / 4);
+            return;
+        }
+        before.bytes[i] = by[0] ? piece[0].bytes[i] : piece[1].bytes[i];
+    }
+    if (!same_image(c, whole, &before, &at))
+        fail(r, "items [0, %zu) and [%zu, %zu) do not make the whole, first in element %zu", cut, cut, items,
+             at);
+}
+
+void kc_check(struct kc_checker *k, const struct kern_variant *v, unsigned index, struct kc_verdict *out)
+{
+    struct kc_case c;
+    struct image at_start, at_end;
+    size_t at;
+    *out = (struct kc_verdict){.ok = true};
+    kc_case_make(k, v->op, v->dtype, index, &c);
+    if (run_whole(k, v, &c, false, &at_start, out) && run_whole(k, v, &c, true, &at_end, out)) {
+        if (!same_image(&c, &at_start, &at_end, &at))
+            fail(out, "other bits at another address, first in element %zu", at);
+        if (out->ok)
+            run_rows(k, v, &c, &at_end, out);
+        if (out->ok)
+            run_pieces(k, v, &c, &at_end, out);
+    }
+    if (!out->ok) {
+        size_t n = strlen(out->why);
+        snprintf(out->why + n, sizeof out->why - n, "; %s, %s values", c.shape, kc_values_name(c.values));
+    }
+}
+
+void kc_compare(struct kc_checker *k, const struct kern_variant *v, const struct kern_variant *w,
+                unsigned index, struct kc_verdict *out)
+{
+    struct kc_case c;
+    struct image a, b;
+    size_t at;
+    *out = (struct kc_verdict){.ok = true};
+    kc_case_make(k, v->op, v->dtype, index, &c);
+    if (run_whole(k, v, &c, true, &a, out) && run_whole(k, w, &c, true, &b, out) &&
+        !same_image(&c, &a, &b, &at))
+        fail(out, "other bits, first in element %zu; %s, %s values", at, c.shape, kc_values_name(c.values));
+}

@@ -1,0 +1,282 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Cases of the operators that work on rows: embed, linear, rms_norm, add, glu, gather_rows. Definitions in
+ * float64, written again here: the reference kernels are variants like any other and are judged too. Natural
+ * scales as in docs/numerics.md.
+ */
+#include <math.h>
+#include <string.h>
+
+#include "kcheck.h"
+
+#define TAILS 70 /* every width 1..70 */
+/* results below the smallest normal number may be flushed: 8 * 2^-23 of it is 2^-126 */
+#define SCALE_FLOOR 0x1p-106
+
+/* A width: every tail first, then random. */
+static int64_t width_of(struct kc_case *c, unsigned index, int64_t most)
+{
+    return index < TAILS ? (int64_t)index + 1 : kc_between(c, 1, most);
+}
+
+/* One row of input i becomes NaN, another one gets an infinity. */
+static void poison(struct kc_case *c, unsigned i, int64_t rows, int64_t row_elements)
+{
+    if (c->values != KC_POISON || rows * row_elements == 0)
+        return;
+    size_t width = kc_width(c->a.in_dtype[i]);
+    unsigned char *p = c->in[i].data;
+    float nan = NAN, infinity = kc_chance(c, 2) ? INFINITY : -INFINITY;
+    int64_t bad = kc_between(c, 0, rows - 1), other = kc_between(c, 0, rows - 1);
+    tensor_from_f32(&infinity, 1, c->a.in_dtype[i],
+                    p + (size_t)(other * row_elements + kc_between(c, 0, row_elements - 1)) * width);
+    for (int64_t e = 0; e < row_elements; e++)
+        tensor_from_f32(&nan, 1, c->a.in_dtype[i], p + (size_t)(bad * row_elements + e) * width);
+}
+
+/* ---- embed, gather_rows ---- */
+
+const unsigned kc_cases_EMBED = 120;
+
+static int32_t some_index(struct kc_case *c, int64_t n)
+{
+    static const int32_t wrong[] = {-1, INT32_MIN, INT32_MAX};
+    if (kc_chance(c, 8))
+        return kc_chance(c, 2) ? (int32_t)n : wrong[kc_between(c, 0, 2)];
+    return (int32_t)kc_between(c, 0, n - 1);
+}
+
+void kc_make_EMBED(struct kc_case *c, unsigned index)
+{
+    int64_t h = c->large ? 4096 : width_of(c, index, 600), t = c->large ? 512 : kc_between(c, 0, 20),
+            vocab = c->large ? 4096 : kc_between(c, 1, 30);
+    int32_t *ids = kc_ints(c, 0, t, 1);
+    for (int64_t i = 0; i < t; i++)
+        ids[i] = some_index(c, vocab);
+    kc_fill(c, 1, c->dtype, vocab * h, 0);
+    kc_output(c, t, h);
+    c->a.tokens = t;
+    c->a.k = t;
+    c->a.vocab = vocab;
+    c->moved = (double)(t * h) * (4 + (double)kc_width(c->dtype));
+    snprintf(c->shape, sizeof c->shape, "T=%d V=%d H=%d", (int)t, (int)vocab, (int)h);
+}
+
+static void judge_row_copy(struct kc_case *c, unsigned ints, unsigned rows, int64_t n_rows)
+{
+    const int32_t *at = c->in[ints].data;
+    kc_judge_begin(c);
+    for (size_t i = 0; i < kc_outputs(c); i++) {
+        int32_t row = at[i / (size_t)c->a.n];
+        bool good = row >= 0 && row < n_rows;
+        c->want[i] =
+            good ? kc_at(c, rows, (size_t)row * (size_t)c->a.n + i % (size_t)c->a.n) : (double)NAN;
+        c->scale[i] = fabs(c->want[i]);
+    }
+}
+
+void kc_judge_EMBED(struct kc_case *c)
+{
+    judge_row_copy(c, 0, 1, c->a.vocab);
+}
+
+const unsigned kc_cases_GATHER_ROWS = 120;
+
+void kc_make_GATHER_ROWS(struct kc_case *c, unsigned index)
+{
+    int64_t k = c->large ? 4096 : width_of(c, index, 600), t = c->large ? 512 : kc_between(c, 1, 20),
+            r = c->large ? 512 : kc_between(c, 0, 20);
+    kc_fill(c, 0, D0_F32, t * k, 0);
+    int32_t *rows = kc_ints(c, 1, r, 1);
+    for (int64_t i = 0; i < r; i++)
+        rows[i] = some_index(c, t);
+    kc_output(c, r, k);
+    c->a.tokens = t;
+    c->a.rows = r;
+    c->a.k = k;
+    c->a.source_rows = t;
+    c->moved = 8 * (double)(r * k);
+    snprintf(c->shape, sizeof c->shape, "T=%d R=%d K=%d", (int)t, (int)r, (int)k);
+}
+
+void kc_judge_GATHER_ROWS(struct kc_case *c)
+{
+    judge_row_copy(c, 1, 0, c->a.source_rows);
+}
+
+/* ---- linear ---- */
+
+/* every K tail with few, some and many rows; every N tail; then segments and random sizes */
+const unsigned kc_cases_LINEAR = 3 * TAILS + 70 + 160;
+
+static void linear_sizes(struct kc_case *c, unsigned index, int64_t *m, int64_t *n, int64_t *k)
+{
+    static const int64_t most[] = {3, 12, 20};
+    *m = kc_between(c, 1, 20);
+    *n = kc_between(c, 1, 20);
+    if (index < 3 * TAILS) {
+        *k = index % TAILS + 1;
+        *m = kc_between(c, index / TAILS ? most[index / TAILS - 1] + 1 : 0, most[index / TAILS]);
+    } else if (index < 3 * TAILS + 70) {
+        *n = index - 3 * TAILS + 1;
+        *k = kc_between(c, 1, 48);
+    } else if (kc_chance(c, 2)) {
+        static const int64_t unit[] = {1, 16, 32};
+        c->a.segments = INT64_C(1) << kc_between(c, 1, 6);
+        *k = c->a.segments * kc_between(c, 1, 5) * unit[kc_between(c, 0, 2)];
+    } else {
+        *k = kc_between(c, 1, 1500);
+        *n = kc_between(c, 1, 40);
+        *m = kc_between(c, 0, 40);
+    }
+}
+
+void kc_make_LINEAR(struct kc_case *c, unsigned index)
+{
+    int64_t m = 64, n = 4096, k = 4096;
+    if (!c->large)
+        linear_sizes(c, index, &m, &n, &k);
+    kc_fill(c, 0, D0_F32, m * k, k);
+    kc_fill(c, 1, c->dtype, n * k, 0);
+    bool bias = !c->large && kc_chance(c, 2);
+    if (bias)
+        kc_fill(c, 2, kc_any_type(c), n, 0);
+    poison(c, kc_chance(c, 2), c->in[0].bytes ? (kc_chance(c, 2) ? 1 : 1) : 0, k);
+    if (c->values == KC_POISON && m) {
+        poison(c, 0, m, k);
+        poison(c, 1, n, k);
+    }
+    kc_output(c, m, n);
+    c->a.tokens = m;
+    c->a.k = k;
+    c->flops = 2.0 * (double)(m * n * k);
+    c->moved = (double)(n * k) * (double)kc_width(c->dtype);
+    snprintf(c->shape, sizeof c->shape, "M=%d N=%d K=%d S=%d%s%s", (int)m, (int)n, (int)k,
+             (int)c->a.segments, bias ? " bias " : "", bias ? dtype_name(c->a.in_dtype[2]) : "");
+}
+
+void kc_judge_LINEAR(struct kc_case *c)
+{
+    size_t n = (size_t)c->a.n, k = (size_t)c->a.k;
+    kc_judge_begin(c);
+    for (size_t i = 0; i < kc_outputs(c); i++) {
+        double sum = 0, squares = 0;
+        for (size_t j = 0; j < k; j++) {
+            double term = kc_at(c, 0, i / n * k + j) * kc_at(c, 1, i % n * k + j);
+            sum += term;
+            squares += term * term;
+        }
+        double bias = c->in[2].data ? kc_at(c, 2, i % n) : 0;
+        c->want[i] = sum + bias;
+        c->scale[i] = fmax(SCALE_FLOOR, fmax(fabs(c->want[i]), 2 * sqrt(squares + bias * bias)));
+    }
+}
+
+/* ---- rms_norm ---- */
+
+const unsigned kc_cases_RMS_NORM = TAILS + 150;
+
+void kc_make_RMS_NORM(struct kc_case *c, unsigned index)
+{
+    int64_t d = width_of(c, index, 1200), groups = kc_between(c, 1, 3), t = kc_between(c, 0, 12);
+    if (!c->large && index >= TAILS && kc_chance(c, 2)) {
+        c->a.segments = INT64_C(1) << kc_between(c, 1, 6);
+        d = c->a.segments * kc_between(c, 1, 24);
+    }
+    if (c->large) {
+        d = 4096;
+        groups = 1;
+        t = 512;
+    }
+    kc_fill(c, 0, D0_F32, t * d * groups, d * groups);
+    if (t)
+        poison(c, 0, t, d * groups);
+    bool weight = c->large || !kc_chance(c, 4);
+    if (weight)
+        kc_fill(c, 1, kc_any_type(c), d, 0);
+    c->a.dim = groups > 1 || kc_chance(c, 2) ? d : 0;
+    c->a.plus_one = weight && kc_chance(c, 2);
+    c->a.eps = kc_chance(c, 2) ? 1e-6 : 1e-5;
+    kc_output(c, t, d * groups);
+    c->a.tokens = t;
+    c->a.k = d * groups;
+    c->moved = 8.0 * (double)(t * d * groups);
+    snprintf(c->shape, sizeof c->shape, "T=%d D=%d groups=%d S=%d w=%s%s", (int)t, (int)d, (int)groups,
+             (int)c->a.segments, weight ? dtype_name(c->a.in_dtype[1]) : "none",
+             c->a.plus_one ? " plus one" : "");
+}
+
+void kc_judge_RMS_NORM(struct kc_case *c)
+{
+    size_t d = (size_t)(c->a.dim ? c->a.dim : c->a.k);
+    kc_judge_begin(c);
+    for (size_t g = 0; g < kc_outputs(c); g += d) {
+        double squares = 0;
+        for (size_t i = 0; i < d; i++)
+            squares += kc_at(c, 0, g + i) * kc_at(c, 0, g + i);
+        double inverse = 1 / sqrt(squares / (double)d + c->a.eps);
+        for (size_t i = 0; i < d; i++) {
+            double w = c->in[1].data ? kc_at(c, 1, i) : 1, x = kc_at(c, 0, g + i) * inverse;
+            c->want[g + i] = x * (w + (c->a.plus_one ? 1 : 0));
+            double scale = c->a.plus_one ? fabs(x) * fmax(1, fabs(w)) : fabs(c->want[g + i]);
+            c->scale[g + i] = fmax(SCALE_FLOOR, scale);
+        }
+    }
+}
+
+/* ---- add, glu ---- */
+
+static void make_pair(struct kc_case *c, unsigned index)
+{
+    int64_t k = c->large ? 8192 : width_of(c, index, 900), t = c->large ? 512 : kc_between(c, 0, 20);
+    kc_fill(c, 0, D0_F32, t * k, k);
+    kc_fill(c, 1, D0_F32, t * k, k);
+    if (t) {
+        poison(c, 0, t, k);
+        poison(c, 1, t, k);
+    }
+    kc_output(c, t, k);
+    c->a.tokens = t;
+    c->a.k = k;
+    c->moved = 12.0 * (double)(t * k);
+    snprintf(c->shape, sizeof c->shape, "T=%d K=%d", (int)t, (int)k);
+}
+
+const unsigned kc_cases_ADD = 120;
+
+void kc_make_ADD(struct kc_case *c, unsigned index)
+{
+    make_pair(c, index);
+}
+
+void kc_judge_ADD(struct kc_case *c)
+{
+    kc_judge_begin(c);
+    for (size_t i = 0; i < kc_outputs(c); i++) {
+        c->want[i] = (double)(float)(kc_at(c, 0, i) + kc_at(c, 1, i));
+        c->scale[i] = fabs(c->want[i]);
+    }
+}
+
+const unsigned kc_cases_GLU = 220;
+
+void kc_make_GLU(struct kc_case *c, unsigned index)
+{
+    make_pair(c, index);
+    float *gate = c->in[0].data; /* also the range in which e^-x leaves float32 */
+    for (size_t i = 0; i < c->in[0].bytes / sizeof *gate; i++)
+        if (kc_chance(c, 16))
+            gate[i] = (float)(kc_normal(&c->rng) * 60);
+}
+
+void kc_judge_GLU(struct kc_case *c)
+{
+    kc_judge_begin(c);
+    for (size_t i = 0; i < kc_outputs(c); i++) {
+        double g = kc_at(c, 0, i), up = kc_at(c, 1, i);
+        c->want[i] = g / (1 + exp(-g)) * up;
+        if (isfinite(c->want[i]))
+            c->scale[i] = fmax(fabs(c->want[i]), SCALE_FLOOR * fmax(1, fabs(up)));
+        /* minus infinity times zero is NaN in float32 as here; a gate of -1e30 gives zero in both */
+    }
+}

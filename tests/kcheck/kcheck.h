@@ -1,0 +1,136 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The kernel checker: what its parts share. A case is one call of one operator, made from a seed; a check runs
+ * a variant on it in guarded memory, in several ways, and compares. Operators are described by `struct
+ * kc_op`, one per line of ops.def: a missing one is a link error.
+ */
+#ifndef KCHECK_KCHECK_H
+#define KCHECK_KCHECK_H
+
+#include <stdio.h>
+
+#include "base/hash.h"
+#include "base/mem.h"
+#include "kern/kern.h"
+#include "tensor/tensor.h"
+
+enum kc_values {
+    KC_NORMAL,
+    KC_TINY,
+    KC_HUGE,
+    KC_SPARSE,   /* nine of ten are zero, of either sign */
+    KC_OUTLIER,  /* one of 64 is 2^10 times larger */
+    KC_POSITIVE, /* sums that only grow */
+    KC_POISON,   /* a NaN or an infinity in one row: others must not notice */
+    KC_N_VALUES
+};
+
+struct kc_array {
+    void *data;       /* master copy; the kernel sees another one */
+    size_t bytes;     /* 0 with data == NULL: absent */
+    size_t row_bytes; /* of one batch row; 0: shared by all rows */
+};
+
+struct kc_case {
+    struct arena *arena;
+    struct rng rng;
+    enum kc_values values;
+    uint32_t dtype;     /* of the variant's weights or pages */
+    bool large;         /* one shape of useful size, to be timed, not judged */
+    struct kern_args a; /* sizes, attributes and types; addresses come with the run */
+    struct kc_array in[D0_MAX_NODE_INPUTS];
+    struct kc_array out;      /* only bytes and row_bytes */
+    struct kc_array state[2]; /* KV_STORE: contents before */
+    double *want, *scale;     /* [elements of out]: the definition in float64, its natural scale */
+    void *want_state[2];
+    double flops, moved; /* of the large shape */
+    char shape[192];
+};
+
+struct kc_op {
+    const char *name;
+    double tolerance;                                /* ULP, of ops.def */
+    const unsigned *n_cases;                         /* make() takes indices 0 .. *n_cases - 1 */
+    void (*make)(struct kc_case *c, unsigned index); /* inputs, sizes, shape text */
+    void (*judge)(struct kc_case *c);                /* want, scale, want_state */
+};
+
+/* One per operator: kc_make_<NAME>, kc_judge_<NAME>, kc_cases_<NAME>; the table comes from ops.def. */
+#define OP(id, NAME, ...)                                                                                    \
+    void kc_make_##NAME(struct kc_case *c, unsigned index);                                                  \
+    void kc_judge_##NAME(struct kc_case *c);                                                                 \
+    extern const unsigned kc_cases_##NAME;
+#define ATTR(...)
+#include "day0/ops.def"
+#undef OP
+#undef ATTR
+
+/* ---- kc_values.c: making inputs ---- */
+double kc_normal(struct rng *r);
+double kc_value(struct kc_case *c, uint32_t dtype); /* one value of the case's class that dtype holds well */
+int64_t kc_between(struct kc_case *c, int64_t low, int64_t high); /* both ends possible */
+bool kc_chance(struct kc_case *c, unsigned one_in);
+uint32_t kc_any_type(struct kc_case *c); /* F32, BF16 or F16 */
+size_t kc_width(uint32_t dtype);
+/* Fill input i with n values of the class, row_elements (0: shared) to a batch row. */
+void kc_fill(struct kc_case *c, unsigned i, uint32_t dtype, int64_t n, int64_t row_elements);
+int32_t *kc_ints(struct kc_case *c, unsigned i, int64_t n, int64_t row_elements); /* zeroes */
+void kc_output(struct kc_case *c, int64_t rows, int64_t row_elements);
+double kc_at(const struct kc_case *c, unsigned i, size_t element); /* of input i, widened */
+void kc_judge_begin(struct kc_case *c);                            /* room for want and scale */
+size_t kc_outputs(const struct kc_case *c);
+
+/* ---- kc_memory.c: guarded memory and guarded calls ---- */
+struct kc_memory;
+struct kc_placed {
+    struct kern_args a;
+    size_t out_bytes, state_bytes[2];
+};
+struct kc_memory *kc_memory_open(void);
+void kc_memory_close(struct kc_memory *m);
+/* Copies the case's inputs flush against inaccessible pages: their end (at_end) or their start. What lies
+ * around inputs is NaN, around outputs canaries. false: does not fit. */
+bool kc_place(struct kc_memory *m, const struct kc_case *c, const struct kern_variant *v, bool at_end,
+              struct kc_placed *p);
+/* Runs items [first, last). 0, or the signal that ended it. */
+int kc_call(const struct kern_variant *v, const struct kern_args *a, size_t first, size_t last,
+            unsigned thread);
+/* What was touched that must not be, or NULL. `thread` is the only one whose scratch may have changed. */
+const char *kc_touched(struct kc_memory *m, const struct kc_case *c, const struct kc_placed *p,
+                       unsigned thread);
+#define KC_THREADS 3
+#define KC_FILL    0xA5 /* outputs and scratch before the run */
+
+/* ---- kc_check.c: the checks of one variant on one case ---- */
+struct kc_verdict {
+    bool ok;
+    char why[256];
+    double worst; /* error over tolerance of the worst element */
+};
+struct kc_checker {
+    struct kc_memory *memory;
+    struct arena arena;
+    uint64_t seed;
+};
+const struct kc_op *kc_op_of(uint32_t op);
+int kc_checker_open(struct kc_checker *k, uint64_t seed);
+void kc_checker_close(struct kc_checker *k);
+/* The case (op, dtype, index) of the checker's seed, in its arena, which is reset. */
+void kc_case_make(struct kc_checker *k, uint32_t op, uint32_t dtype, unsigned index, struct kc_case *c);
+void kc_check(struct kc_checker *k, const struct kern_variant *v, unsigned index, struct kc_verdict *out);
+/* Do two variants give the same bits on this case? */
+void kc_compare(struct kc_checker *k, const struct kern_variant *v, const struct kern_variant *w,
+                unsigned index, struct kc_verdict *out);
+const char *kc_values_name(enum kc_values v);
+
+/* ---- kc_planted.c ---- */
+struct kc_planted {
+    struct kern_variant variant;
+    const char *bug;
+};
+size_t kc_planted(const struct kc_planted **out);
+
+/* ---- kc_bench.c ---- */
+void kc_bench(const struct kern_variant *v, FILE *out); /* one line: ns, GB/s, GFLOP/s, ratio to ref */
+
+#endif
