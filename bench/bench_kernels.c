@@ -62,8 +62,7 @@ __attribute__((target("avx512f"))) static void fma_512(void *context, size_t fir
     for (int j = 0; j < 12; j++)
         x[j] = _mm512_set1_ps((float)(j + (int)first));
     for (size_t i = 0; i < FMA_LOOPS; i++)
-        UNROLL for (int j = 0; j < 12; j++)
-            x[j] = _mm512_fmadd_ps(x[j], a, b);
+        UNROLL for (int j = 0; j < 12; j++) x[j] = _mm512_fmadd_ps(x[j], a, b);
     for (int j = 0; j < 12; j++)
         m->sums[thread * 16] += (double)_mm512_reduce_add_ps(x[j]) + (double)last;
 }
@@ -76,8 +75,7 @@ __attribute__((target("avx2,fma"))) static void fma_256(void *context, size_t fi
     for (int j = 0; j < 12; j++)
         x[j] = _mm256_set1_ps((float)(j + (int)first));
     for (size_t i = 0; i < FMA_LOOPS; i++)
-        UNROLL for (int j = 0; j < 12; j++)
-            x[j] = _mm256_fmadd_ps(x[j], a, b);
+        UNROLL for (int j = 0; j < 12; j++) x[j] = _mm256_fmadd_ps(x[j], a, b);
     for (int j = 0; j < 12; j++)
         m->sums[thread * 16] += (double)_mm256_cvtss_f32(x[j]) + (double)last;
 }

@@ -47,10 +47,10 @@ struct d0_comm_api {
     int (*all_reduce_f32)(struct d0_comm *comm, float *data, uint64_t n, uint64_t timeout_ns,
                           struct d0_status *status);
     /* out holds n_ranks * bytes; rank r's contribution at r * bytes. */
-    int (*all_gather)(struct d0_comm *comm, const void *in, void *out, uint64_t bytes,
-                      uint64_t timeout_ns, struct d0_status *status);
-    int (*broadcast)(struct d0_comm *comm, void *data, uint64_t bytes, uint32_t root,
-                     uint64_t timeout_ns, struct d0_status *status);
+    int (*all_gather)(struct d0_comm *comm, const void *in, void *out, uint64_t bytes, uint64_t timeout_ns,
+                      struct d0_status *status);
+    int (*broadcast)(struct d0_comm *comm, void *data, uint64_t bytes, uint32_t root, uint64_t timeout_ns,
+                     struct d0_status *status);
     int (*barrier)(struct d0_comm *comm, uint64_t timeout_ns, struct d0_status *status);
 };
 

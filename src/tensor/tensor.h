@@ -11,12 +11,12 @@
 #include "day0/device.h"
 
 /* ---- element types ---- */
-unsigned dtype_bits(uint32_t dtype);             /* bits of one element; 0 for an unknown type */
-const char *dtype_name(uint32_t dtype);          /* safetensors spelling, "BF16"; "?" if unknown */
+unsigned dtype_bits(uint32_t dtype);                /* bits of one element; 0 for an unknown type */
+const char *dtype_name(uint32_t dtype);             /* safetensors spelling, "BF16"; "?" if unknown */
 uint32_t dtype_parse(const char *safetensors_name); /* 0 if unknown */
-uint32_t dtype_parse_torch(const char *name);    /* "bfloat16", "torch.float32" -> dtype; 0 if unknown */
+uint32_t dtype_parse_torch(const char *name);       /* "bfloat16", "torch.float32" -> dtype; 0 if unknown */
 bool dtype_is_float(uint32_t dtype);
-double dtype_max_finite(uint32_t dtype);         /* largest finite magnitude of a float type; 0 else */
+double dtype_max_finite(uint32_t dtype); /* largest finite magnitude of a float type; 0 else */
 
 /* ---- shapes ---- */
 #define TENSOR_MAX_DIMS 8
@@ -28,7 +28,10 @@ const char *shape_format(const int64_t *dims, unsigned n_dims, char *buf, size_t
 /* ---- conversions, exact where the target holds the value, else round to nearest even ---- */
 static inline float bf16_to_f32(uint16_t v)
 {
-    union { uint32_t u; float f; } x = {.u = (uint32_t)v << 16};
+    union {
+        uint32_t u;
+        float f;
+    } x = {.u = (uint32_t)v << 16};
     return x.f;
 }
 uint16_t f32_to_bf16(float v); /* NaN stays NaN */
@@ -43,25 +46,28 @@ struct tensor_scan {
     uint64_t n, n_nan, n_inf, n_zero;
     double max_abs; /* of the finite ones */
 };
-bool tensor_scan_add(struct tensor_scan *s, const void *data, uint32_t dtype, size_t n); /* false: type not scanned */
+bool tensor_scan_add(struct tensor_scan *s, const void *data, uint32_t dtype,
+                     size_t n); /* false: type not scanned */
 
 /* ---- comparison ---- */
 struct metrics {
     uint64_t n;
     uint64_t n_nonfinite; /* positions where exactly one of the two is not finite, or both differ in kind */
     uint64_t n_different_bits;
-    double max_abs;       /* largest |a - b| */
-    uint64_t max_abs_at;  /* its index */
-    double relative_l2;   /* ||a - b|| / ||b||; 0 if both are zero */
-    double cosine;        /* 1 if both are zero */
-    double nmse;          /* mean((a-b)^2) / var(b) */
-    double max_ulp;       /* largest difference in units in the last place of b (float32) */
+    double max_abs;      /* largest |a - b| */
+    uint64_t max_abs_at; /* its index */
+    double relative_l2;  /* ||a - b|| / ||b||; 0 if both are zero */
+    double cosine;       /* 1 if both are zero */
+    double nmse;         /* mean((a-b)^2) / var(b) */
+    double max_ulp;      /* largest difference in units in the last place of b (float32) */
 };
 /* a: measured, b: reference, both float32[n]. Sums in float64. */
 void metrics_compare(const float *a, const float *b, size_t n, struct metrics *out);
-/* Rows of logits: KL(softmax(b) || softmax(a)) in nats, and whether the k largest of b are the k largest of a. */
+/* Rows of logits: KL(softmax(b) || softmax(a)) in nats, and whether the k largest of b are the k largest of
+ * a. */
 double metrics_kl(const float *a, const float *b, size_t n);
-unsigned metrics_top_k_agreement(const float *a, const float *b, size_t n, unsigned k); /* 0..k common indices */
+unsigned metrics_top_k_agreement(const float *a, const float *b, size_t n,
+                                 unsigned k); /* 0..k common indices */
 /* Index of the largest value, lowest index on ties; NaN counts as smallest. n > 0. */
 size_t argmax_f32(const float *x, size_t n);
 void metrics_write_json(const struct metrics *m, struct json_writer *w);

@@ -84,7 +84,8 @@ static void no_other_descriptor_is_inherited(void **state)
     int fd = open("/dev/null", O_RDONLY); /* on purpose without close-on-exec */
     assert_true(dup2(fd, 77) == 77);
     char script[160]; /* asked one by one: a listing would show the shell's own descriptors too */
-    snprintf(script, sizeof script, "for n in 77 %d; do test -e /proc/$$/fd/$n && echo open $n; done; echo asked", fd);
+    snprintf(script, sizeof script,
+             "for n in 77 %d; do test -e /proc/$$/fd/$n && echo open $n; done; echo asked", fd);
     const char *const ask[] = {"sh", "-c", script, NULL};
     assert_int_equal(run_to_end(ask, out_path), 0);
     assert_string_equal(output(), "asked\n");

@@ -89,11 +89,12 @@ static void attend_block(const struct kern_args *a, const float *q, size_t page_
         top = scores[i] > top || isnan(scores[i]) ? scores[i] : top;
     }
     double shrink = o->top == -INFINITY ? 0 : exp((double)o->top - (double)top);
+    double base = top == -INFINITY ? 0 : (double)top; /* a block of nothing but -inf weighs 0 */
     o->sum *= shrink;
     for (size_t d = 0; d < v_dim; d++)
         acc[d] *= shrink;
     for (size_t i = from; i < to; i++) {
-        double p = exp((double)scores[i] - (double)top);
+        double p = exp((double)scores[i] - base);
         o->sum += p;
         for (size_t d = 0; d < v_dim; d++)
             acc[d] += p * (double)ref_load(a->in[2], a->in_dtype[2], (page_head * tokens + i) * v_dim + d);
