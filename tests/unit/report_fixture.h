@@ -191,8 +191,8 @@ static inline void fixture_open(struct fixture *x, bool with_reference)
         "146 tensors in 1 shard, every name, shape and byte range as described; 2.47 GB scanned, all finite",
         "peak 3.12 GB measured, 3.26 GB predicted, 25.8 GB available",
         "self: 1 rank, every collective exact on 65,536 bytes",
-        "largest |difference| 2.10e-04 <= 1.00e-03 over 96 positions against transformers 4.56.2; 64 of 64 "
-        "greedy tokens equal",
+        ("largest |difference| 2.10e-04 <= 1.00e-03 over 96 positions against transformers 4.56.2; 64 of 64 "
+         "greedy tokens equal"),
         "6 of 6 cases",
         "text model",
         "12 of 12 checks"};

@@ -297,8 +297,8 @@ static void test_hostile_stored_stage(void **state)
         "\"rows\":{},\"findings\":[],\"facts\":{}}",
         "\"rows\":[{\"row\":\"weather\",\"state\":1,\"evidence\":\"e\"}],\"findings\":[],\"facts\":{}}",
         "\"rows\":[{\"row\":\"text\",\"state\":77,\"evidence\":\"e\"}],\"findings\":[],\"facts\":{}}",
-        "\"rows\":[],\"findings\":[{\"id\":\"X999\",\"subject\":\"s\",\"evidence\":\"e\",\"remedy\":\"r\"}],"
-        "\"facts\":{}}",
+        ("\"rows\":[],\"findings\":[{\"id\":\"X999\",\"subject\":\"s\",\"evidence\":\"e\",\"remedy\":\"r\"}],"
+         "\"facts\":{}}"),
         "\"rows\":[],\"findings\":[{\"id\":7}],\"facts\":{}}",
         "\"rows\":[],\"findings\":[]}"};
     struct stored s;
@@ -340,8 +340,8 @@ static void test_text_shape(void **state)
     static const char *const noise[] = {"eir h One5\xe2\x82\xac\"N weir4 toN weir4 thatin want They Bf want4",
                                         "riwhiBvebo star circle ri1 crossG an4boelow circleCwhi",
                                         "foo.barBaz+=qux%9Lib",
-                                        "\xd0\x9f"
-                                        "r\xd0\xb8v\xd0\xb5t"};
+                                        ("\xd0\x9f"
+                                         "r\xd0\xb8v\xd0\xb5t")};
     for (size_t i = 0; i < ARRAY_LEN(writing); i++)
         assert_true(odd(writing[i]) < 0.02);
     for (size_t i = 0; i < ARRAY_LEN(noise); i++)
