@@ -5,6 +5,8 @@
     make_checkpoint.py llama OUT --hidden 64 --intermediate 172 --layers 5 --heads 8 --kv-heads 4 --head-dim 8 --vocab 512 \\
         --dtype F32 --shards 3 --fill hash --seed 1
     make_checkpoint.py llama OUT --target-bytes 200G --shards 40        (layers are counted so that it comes near; takes seconds)
+    make_checkpoint.py CONFIG_DIR OUT --shards 96                       (any model day0 knows: names, types and shapes are those of
+                                                                         `day0 inspect CONFIG_DIR --tensors`; also drafting layers)
 
 --fill sparse (default): the data are holes: zeros that take no space on disk. For pre-flight, planning and streaming.
 --fill hash: real values, a pure function of seed, tensor name and element index i, so that any program can make the same:
@@ -17,7 +19,8 @@
     fnv1a64: offset basis 0xCBF29CE484222325, prime 0x100000001B3, over the UTF-8 bytes of the name
 
 half and offset keep activations near 1: linear weights [N, K]: half = sqrt(3 / K) (standard deviation 1 / sqrt(K)), offset 0; embedding:
-half = sqrt(3); norms: half = 1/16, offset 1.
+half = sqrt(3); norms: half = 1/16, offset 1. Of a model by CONFIG_DIR what has one dimension is filled like a norm. Quantised parts: codes are
+the low bytes of v without NaN, scales are positive and of size 1 / sqrt(K) / the largest code, zero points are the middle.
 
 A new family is one entry of FAMILIES: arguments, config and list of tensors. Python standard library only.
 """
@@ -26,13 +29,16 @@ import array
 import json
 import math
 import os
+import shutil
 import struct
+import subprocess
 import sys
 
 MASK = (1 << 64) - 1
 GOLDEN = 0x9E3779B97F4A7C15
 PERIOD = 1048573
 DTYPES = {"F32": (4, "float32"), "BF16": (2, "bfloat16"), "F16": (2, "float16")}
+BYTES = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
 
 
 # ---- values
@@ -69,28 +75,37 @@ def encode(x, dtype):
 
 
 class HashFill:
-    def __init__(self, seed, dtype):
-        self.seed, self.dtype, self.patterns = seed, dtype, {}
+    def __init__(self, seed):
+        self.seed, self.patterns = seed, {}
         codes = array.array("H")
         for block in range((PERIOD + 3) // 4):
             h = rng(seed, block)
             codes.extend((h & 0xFFFF, h >> 16 & 0xFFFF, h >> 32 & 0xFFFF, h >> 48))
         self.codes = codes[:PERIOD]
 
-    def pattern(self, half, offset):
+    def pattern(self, dtype, half, offset):
         """One period of values as bytes, twice, so that any rotation is one slice."""
-        key = (half, offset)
+        key = (dtype, half, offset)
         if key not in self.patterns:
-            table = [encode(offset + (v - 32767.5) / 32768.0 * half, self.dtype) for v in range(65536)]
-            one = array.array("I" if self.dtype == "F32" else "H", map(table.__getitem__, self.codes))
+            if dtype in DTYPES:
+                table = [encode(offset + (v - 32767.5) / 32768.0 * half, dtype) for v in range(65536)]
+            elif dtype == "F8_E8M0":  # 2^-7 to 1
+                table = [120 + v % 8 for v in range(65536)]
+            else:
+                table = [v & 255 if dtype[:2] != "F8" or v & 127 < 120 else v & 128 for v in range(65536)]
+            one = array.array("I" if dtype == "F32" else "H" if dtype in DTYPES else "B", map(table.__getitem__, self.codes))
             if sys.byteorder == "big":
                 one.byteswap()
             self.patterns[key] = one.tobytes() * 2
         return self.patterns[key]
 
     def write(self, f, tensor):
-        size = DTYPES[self.dtype][0]
-        twice = memoryview(self.pattern(tensor["half"], tensor["offset"]))
+        if "fixed" in tensor:
+            f.write(tensor["fixed"])
+            return
+        dtype = tensor["dtype"]
+        size = DTYPES[dtype][0] if dtype in DTYPES else 1
+        twice = memoryview(self.pattern(dtype, tensor["half"], tensor["offset"]))
         at = rng(self.seed, fnv1a64(tensor["name"])) % PERIOD * size
         period, left = PERIOD * size, tensor["bytes"]
         while left:
@@ -162,6 +177,7 @@ FAMILIES = {"llama": (llama_arguments, llama_config, llama_tensors, 80)}
 
 def size_up(tensors, dtype):
     for t in tensors:
+        t["dtype"] = dtype
         t["bytes"] = math.prod(t["shape"]) * DTYPES[dtype][0]
     return sum(t["bytes"] for t in tensors)
 
@@ -179,6 +195,73 @@ def count_layers(a, tensors_of, default):
     a.layers = 2
     layer = size_up(tensors_of(a), a.dtype) - one
     return max(1, 1 + round((a.target_bytes - one) / layer))
+
+
+# ---- any model that day0 describes
+
+def fixed_bytes(name, dtype, role, dims, count, known):
+    """Integers that mean something: shapes, orders, zero points."""
+    if role == "shape":  # of what is packed, eight codes to a word
+        n, words = known.get(name.replace("_shape", "_packed"), (1, 1))
+        return struct.pack("<2q" if dtype == "I64" else "<2i", n, words * 8)
+    if role == "order":
+        return struct.pack("<%di" % count, *(i // 128 for i in range(count)))
+    if role == "zero_point":
+        return b"\x88" * (count * BYTES[dtype])
+    return bytes(count * BYTES[dtype])  # token tables: all expert 0
+
+
+def describe(day0, directory):
+    """Tensors as day0 expects them on disk."""
+    p = subprocess.run([day0, "inspect", directory, "--tensors"], stdout=subprocess.PIPE, universal_newlines=True)
+    if p.returncode != 0:
+        sys.exit("day0 inspect %s failed" % directory)
+    rows = [line.split("\t") for line in p.stdout.splitlines()]
+    known = {r[0]: [int(d) for d in r[2].split(",")] for r in rows if r[0].endswith("_packed")}
+    tensors = []
+    for name, dtype, dims, role, _part, _group, size in rows:
+        shape = [int(d) for d in dims.split(",")] if dims else []
+        t = {"name": name, "dtype": dtype, "shape": shape, "bytes": int(size), "half": 1 / 16, "offset": 1.0}
+        width = shape[-1] if shape else 1
+        if role in ("scale", "global_scale", "input_scale"):
+            t["offset"] = 1.0 if role != "scale" else 1 / 256 / math.sqrt(width)
+            t["half"] = t["offset"] / 4
+        elif role == "weight" and len(shape) > 1:
+            t["half"], t["offset"] = math.sqrt(3 / width), 0.0
+        if role in ("shape", "order", "zero_point") or dtype in ("I64", "I16", "BOOL"):
+            t["fixed"] = lambda r=role, x=t: fixed_bytes(x["name"], x["dtype"], r, x["shape"], math.prod(x["shape"]), known)
+        tensors.append(t)
+    return tensors
+
+
+def value_of(config, key):
+    for part in (config, config.get("text_config") or {}, config.get("llm_config") or {}):
+        if isinstance(part.get(key), int):
+            return part[key]
+    return None
+
+
+def from_config(argv):
+    root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    p = argparse.ArgumentParser(description="A checkpoint for a config.json.")
+    p.add_argument("config_dir")
+    p.add_argument("out", metavar="OUT")
+    p.add_argument("--day0", default=os.path.join(root, "build", "day0"))
+    p.add_argument("--shards", type=int, default=1)
+    p.add_argument("--fill", choices=("sparse", "hash"), default="sparse")
+    p.add_argument("--seed", type=int, default=1)
+    a = p.parse_args(argv)
+    with open(os.path.join(a.config_dir, "config.json"), encoding="utf-8") as f:
+        config = json.load(f)
+    tensors = describe(a.day0, a.config_dir)
+    os.makedirs(a.out, exist_ok=True)
+    for name in ("config.json", "hf_quant_config.json"):
+        path = os.path.join(a.config_dir, name)
+        if os.path.exists(path):
+            shutil.copyfile(path, os.path.join(a.out, name))
+    write_checkpoint(a, tensors)
+    write_tokenizer(a.out, value_of(config, "vocab_size"))
+    print("%s: %d tensors, %.6g GB in %d file%s" % (a.out, len(tensors), sum(t["bytes"] for t in tensors) / 1e9, a.shards, "" if a.shards == 1 else "s"))
 
 
 # ---- tokenizer
@@ -244,11 +327,11 @@ def split(tensors, n):
     return shards
 
 
-def write_shard(path, tensors, dtype, fill):
+def write_shard(path, tensors, fill):
     tensors = sorted(tensors, key=lambda t: t["name"])  # the order of the reference writer
     header, at = {"__metadata__": {"format": "pt"}}, 0
     for t in tensors:
-        header[t["name"]] = {"dtype": dtype, "shape": t["shape"], "data_offsets": [at, at + t["bytes"]]}
+        header[t["name"]] = {"dtype": t["dtype"], "shape": t["shape"], "data_offsets": [at, at + t["bytes"]]}
         at += t["bytes"]
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
@@ -256,6 +339,8 @@ def write_shard(path, tensors, dtype, fill):
         f.write(struct.pack("<Q", len(text)) + text)
         if fill:
             for t in tensors:
+                if "fixed" in t:
+                    t["fixed"] = t["fixed"]()
                 fill.write(f, t)
         else:
             f.truncate(8 + len(text) + at)
@@ -287,29 +372,40 @@ def parse_arguments():
     return p.parse_args()
 
 
+def write_checkpoint(a, tensors):
+    """Shards and, if there are several, the index."""
+    fill = HashFill(a.seed) if a.fill == "hash" else None
+    weight_map = {}
+    shards = split(tensors, a.shards)
+    for i, shard in enumerate(shards):
+        name = "model.safetensors" if len(shards) == 1 else "model-%05d-of-%05d.safetensors" % (i + 1, len(shards))
+        write_shard(os.path.join(a.out, name), shard, fill)
+        weight_map.update({t["name"]: name for t in shard})
+    if len(shards) > 1:
+        write_json(a.out, "model.safetensors.index.json",
+                   {"metadata": {"total_size": sum(t["bytes"] for t in tensors)}, "weight_map": dict(sorted(weight_map.items()))})
+
+
+def write_tokenizer(out, vocab):
+    write_json(out, "generation_config.json", {"bos_token_id": 1, "eos_token_id": [2], "do_sample": False})
+    write_json(out, "tokenizer.json", tokenizer(vocab))
+    write_json(out, "tokenizer_config.json", {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "add_bos_token": True})
+
+
 def main():
+    if len(sys.argv) > 1 and sys.argv[1] not in FAMILIES and os.path.isdir(sys.argv[1]):
+        return from_config(sys.argv[1:])
     a = parse_arguments()
     _, config_of, tensors_of, default_layers = FAMILIES[a.family]
     a.layers = count_layers(a, tensors_of, default_layers)
     tensors = tensors_of(a)
     total = size_up(tensors, a.dtype)
-    shards = split(tensors, a.shards)
-    fill = HashFill(a.seed, a.dtype) if a.fill == "hash" else None
     os.makedirs(a.out, exist_ok=True)
-    weight_map = {}
-    for i, shard in enumerate(shards):
-        name = "model.safetensors" if len(shards) == 1 else "model-%05d-of-%05d.safetensors" % (i + 1, len(shards))
-        write_shard(os.path.join(a.out, name), shard, a.dtype, fill)
-        weight_map.update({t["name"]: name for t in shard})
-    if len(shards) > 1:
-        write_json(a.out, "model.safetensors.index.json",
-                   {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))})
+    write_checkpoint(a, tensors)
     write_json(a.out, "config.json", config_of(a))
-    write_json(a.out, "generation_config.json", {"bos_token_id": 1, "eos_token_id": [2], "do_sample": False})
-    write_json(a.out, "tokenizer.json", tokenizer(a.vocab))
-    write_json(a.out, "tokenizer_config.json", {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "add_bos_token": True})
-    print("%s: %d tensors, %d layers, %.3g GB in %d file%s" % (a.out, len(tensors), a.layers, total / 1e9, len(shards),
-                                                               "" if len(shards) == 1 else "s"))
+    write_tokenizer(a.out, a.vocab)
+    print("%s: %d tensors, %d layers, %.3g GB in %d file%s" % (a.out, len(tensors), a.layers, total / 1e9, a.shards,
+                                                               "" if a.shards == 1 else "s"))
 
 
 if __name__ == "__main__":

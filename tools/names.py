@@ -28,19 +28,29 @@ def checkpoint_names(path):
     with torch.device("meta"):
         model = cls(config)
     state = model.state_dict()
-    tied = set()
-    keys = model._tied_weights_keys or {}
-    if getattr(config.get_text_config(), "tie_word_embeddings", False) or getattr(config, "tie_word_embeddings", False):
-        tied = set(keys if isinstance(keys, (list, tuple)) else keys.keys())
+    # what is tied is the same tensor under two names, and written once
+    known = model._tied_weights_keys or {}
+    seen, tied = {}, set()
+    for n, t in model.named_parameters(remove_duplicate=False):
+        if id(t) in seen and (n in known or seen[id(t)] in known):
+            tied.add(n if n in known else seen[id(t)])
+        seen.setdefault(id(t), n)
+    state = {n: t for n, t in state.items() if n not in tied}
+    kind = raw.get("model_type")
     try:
         from transformers.core_model_loading import revert_weight_conversion
-        from transformers.conversion_mapping import get_model_conversion_mapping
-        if getattr(model, "_weight_conversions", None) is None:
-            model._weight_conversions = get_model_conversion_mapping(model)
-        state = revert_weight_conversion(model, dict(state))
+        # The library's own choice of mappings for a model that was not loaded: the layout that is published ...
+        if kind != "qwen3_5_moe":  # ... but here: published packed, written one matrix an expert
+            state = revert_weight_conversion(model, state)
+        if kind == "qwen3_vl_moe":  # published with inputs before outputs; the library accepts both
+            state = {n: t.transpose(1, 2) if ".mlp.experts." in n else t for n, t in state.items()}
     except ImportError:
         pass
-    return architecture, {n: list(t.shape) for n, t in state.items() if n not in tied}
+    # The published names of CLIP's and SigLIP's towers keep a segment that the library drops.
+    for name, module in model.named_modules():
+        if type(module).__name__ in ("CLIPVisionModel", "SiglipVisionModel") and name.endswith("vision_tower"):
+            state = {n.replace("vision_tower.", "vision_tower.vision_model.", 1): t for n, t in state.items()}
+    return architecture, {n: list(t.shape) for n, t in state.items()}
 
 
 def main():

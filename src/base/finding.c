@@ -79,15 +79,15 @@ void findings_release(struct findings *f)
 }
 
 /* What cannot be stored is counted all the same: a list that is full must not turn a failed run green. */
-static void add(struct findings *f, enum finding_id id, const char *subject, const char *remedy,
-                const char *fmt, va_list ap)
+static void add(struct findings *f, enum finding_id id, enum severity severity, const char *subject,
+                const char *remedy, const char *fmt, va_list ap)
 {
     const struct entry *entry = entry_of(id);
-    f->n_by_severity[entry->severity]++;
+    f->n_by_severity[severity]++;
     char *text = NULL;
     if (f->n < f->cap && !vec_reserve((void **)&f->items, &f->capacity, f->n + 1, sizeof(f->items[0]))) {
         struct finding *item = &f->items[f->n];
-        *item = (struct finding){.id = id, .severity = entry->severity, .remedy = entry->remedy};
+        *item = (struct finding){.id = id, .severity = severity, .remedy = entry->remedy};
         item->subject = arena_strdup(&f->arena, subject ? subject : "");
         if (remedy)
             item->remedy = arena_strdup(&f->arena, remedy);
@@ -102,14 +102,15 @@ static void add(struct findings *f, enum finding_id id, const char *subject, con
     }
     free(text);
     f->dropped++;
-    f->dropped_by_id[id]++;
+    if (severity == entry->severity) /* of the others nobody knows how many: they cannot be waived */
+        f->dropped_by_id[id]++;
 }
 
 void finding_add(struct findings *f, enum finding_id id, const char *subject, const char *evidence_fmt, ...)
 {
     va_list ap;
     va_start(ap, evidence_fmt);
-    add(f, id, subject, NULL, evidence_fmt, ap);
+    add(f, id, finding_severity(id), subject, NULL, evidence_fmt, ap);
     va_end(ap);
 }
 
@@ -118,7 +119,16 @@ void finding_add_remedy(struct findings *f, enum finding_id id, const char *subj
 {
     va_list ap;
     va_start(ap, evidence_fmt);
-    add(f, id, subject, remedy, evidence_fmt, ap);
+    add(f, id, finding_severity(id), subject, remedy, evidence_fmt, ap);
+    va_end(ap);
+}
+
+void finding_add_severity(struct findings *f, enum finding_id id, enum severity severity, const char *subject,
+                          const char *remedy, const char *evidence_fmt, ...)
+{
+    va_list ap;
+    va_start(ap, evidence_fmt);
+    add(f, id, severity, subject, remedy, evidence_fmt, ap);
     va_end(ap);
 }
 

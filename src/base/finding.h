@@ -50,6 +50,11 @@ void finding_add(struct findings *f, enum finding_id id, const char *subject, co
 void finding_add_remedy(struct findings *f, enum finding_id id, const char *subject, const char *remedy,
                         const char *evidence_fmt, ...) __attribute__((format(printf, 5, 6)));
 
+/* With a severity of its own, where data decides how bad a thing is. remedy NULL: the default one. */
+void finding_add_severity(struct findings *f, enum finding_id id, enum severity severity, const char *subject,
+                          const char *remedy, const char *evidence_fmt, ...)
+    __attribute__((format(printf, 6, 7)));
+
 /* Marks findings whose id ("W003") equals `id` as waived with a reason. Returns how many. */
 size_t findings_waive(struct findings *f, const char *id, const char *reason);
 

@@ -72,6 +72,8 @@ static int fill(struct opening *o, struct err *e)
     if (!rc)
         rc = load_object(o, "generation_config.json", false, &c->generation_config, NULL, e);
     if (!rc)
+        rc = load_object(o, "hf_quant_config.json", false, &c->quant_config, NULL, e);
+    if (!rc)
         rc = shards_collect(o, e);
     if (!rc)
         rc = shards_parse(o, e);
@@ -79,12 +81,20 @@ static int fill(struct opening *o, struct err *e)
         rc = inventory_build(o, e);
     if (!rc)
         rc = inventory_check_index(o, e);
-    if (!rc)
+    if (!rc) {
         inventory_report(o);
+        rc = second_copy_check(o, e);
+    }
     return rc;
 }
 
 int ckpt_open(struct ckpt **out, const char *dir, struct findings *f, struct d0 *d0, struct err *e)
+{
+    return ckpt_open_with(out, dir, NULL, f, d0, e);
+}
+
+int ckpt_open_with(struct ckpt **out, const char *dir, const struct ckpt_options *options, struct findings *f,
+                   struct d0 *d0, struct err *e)
 {
     struct file_info info;
     int rc = file_stat(dir, &info, e);
@@ -101,6 +111,7 @@ int ckpt_open(struct ckpt **out, const char *dir, struct findings *f, struct d0 
     struct opening o = {.c = c, .f = f};
     arena_init(&c->arena, d0 ? &d0->mem : NULL, MEM_CKPT);
     arena_init(&o.scratch, d0 ? &d0->mem : NULL, MEM_CKPT);
+    c->partial = options && options->partial;
     c->dir = arena_strdup(&c->arena, dir);
     rc = c->dir ? fill(&o, e) : err_set(e, ERR_NOMEM, "no memory for a checkpoint");
     ckpt_index_release(&o.index);

@@ -32,7 +32,9 @@ struct ckpt_shard {
     bool present, usable; /* usable: header parsed and every byte range lies within the file */
     bool lost;            /* absent, a pointer, or its header cannot be read: what it holds is unknown */
     bool malformed;       /* its header contradicts itself: shapes and ranges in it prove nothing */
-    bool unindexed;       /* there is an index, and it does not name this file */
+    bool unindexed;       /* not used: the index does not name it, or it is a second copy beside the others */
+    bool copy;            /* its header is that of another shard, tensor by tensor */
+    bool arriving;        /* ckpt_options.partial: absent, or with fewer bytes than its header declares */
     int fd;               /* -1 until first read */
 };
 
@@ -41,6 +43,7 @@ struct ckpt {
     const char *dir;
     const struct json *config;            /* config.json, or NULL */
     const struct json *generation_config; /* or NULL */
+    const struct json *quant_config;      /* hf_quant_config.json, or NULL */
     char config_sha256[65];
     struct ckpt_shard *shards;
     size_t n_shards;
@@ -52,12 +55,21 @@ struct ckpt {
     struct strmap *by_name;    /* tensor name -> index into tensors */
     struct strmap *lost_names; /* names that the index places in a lost shard -> index into shards */
     size_t n_lost_shards;      /* also those that only the numbering of the file names tells of */
+    bool partial;              /* as in ckpt_options */
+};
+
+struct ckpt_options {
+    /* The download still runs, or only headers were fetched: what is absent or short is one W022 ("not yet
+     * here"), not W001, W002, W003 and W017. Everything that is here is judged as ever. */
+    bool partial;
 };
 
 /* Opens the directory and parses every header. Errors only for what makes the directory unreadable as such:
  * ERR_MISSING (no such directory), ERR_IO, ERR_NOMEM. No config, bad shards, index contradictions: findings
  * (see base/findings.def C001, C002, W...). */
 int ckpt_open(struct ckpt **out, const char *dir, struct findings *f, struct d0 *d0, struct err *e);
+int ckpt_open_with(struct ckpt **out, const char *dir, const struct ckpt_options *o, struct findings *f,
+                   struct d0 *d0, struct err *e);
 void ckpt_close(struct ckpt *c);
 
 const struct ckpt_tensor *ckpt_find(const struct ckpt *c, const char *name); /* NULL if absent */

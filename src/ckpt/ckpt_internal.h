@@ -18,6 +18,15 @@ struct shard_fault {
     struct tally twice;   /* tensors that an earlier shard holds, too */
     uint32_t twice_with;  /* that shard, of the first one */
     uint32_t n_not_used;  /* unindexed file: tensors that an indexed shard holds, too */
+    uint64_t wanted;      /* W002, W003, W017: bytes the file should have, 0 if nothing tells */
+};
+
+/* What is not yet here, while a download runs: one finding for all of it. */
+struct arrivals {
+    struct tally absent, pointers, header,
+        part;       /* files: none of it, a pointer, at most the header, a part */
+    uint64_t bytes; /* still to come, of those files whose size is known */
+    bool unknown;   /* there are files whose size is not known */
 };
 
 struct opening {
@@ -30,6 +39,8 @@ struct opening {
     struct shard_fault *faults; /* parallel to c->shards */
     struct st_file *files;      /* likewise: parsed headers */
     bool contradicted;          /* index and shards disagree: a wrong total is no news then */
+    struct arrivals arrivals;   /* if c->partial */
+    bool second_copy;           /* there is no index, and files named consolidated* stand beside others */
 };
 
 /* shards.c: the list of shards, and each one's header */
@@ -40,5 +51,14 @@ int shards_parse(struct opening *o, struct err *e);
 int inventory_build(struct opening *o, struct err *e);
 int inventory_check_index(struct opening *o, struct err *e);
 void inventory_report(struct opening *o);
+
+/* second_copy.c: what is there twice: a shard whose header is another's, weights beside or below the ones
+ * that are used; and what is not yet here */
+void copies_find(struct opening *o);                        /* after inventory_build */
+bool second_copy_name(const char *name);                    /* consolidated*.safetensors */
+bool second_copy_beside(const struct opening *o, size_t i); /* an unindexed shard that is one */
+int second_copy_check(struct opening *o, struct err *e);
+void arrivals_add(struct opening *o, size_t i);
+void arrivals_report(struct opening *o);
 
 #endif

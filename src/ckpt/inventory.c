@@ -164,6 +164,8 @@ int inventory_build(struct opening *o, struct err *e)
     }
     if (!rc)
         rc = keep_tensors(o, sort_by_name(list, spare, n), n, e);
+    if (!rc)
+        copies_find(o);
     free(list);
     free(spare);
     return rc;
@@ -183,7 +185,7 @@ static int check_entry(struct crossing *x, const struct ckpt_index_entry *entry,
 {
     struct opening *o = x->o;
     uint32_t at, shard = entry->file == CKPT_INDEX_BAD_FILE ? UINT32_MAX : x->shard_of_file[entry->file];
-    bool lost = shard == UINT32_MAX || o->c->shards[shard].lost;
+    bool lost = shard == UINT32_MAX || o->c->shards[shard].lost || o->c->shards[shard].copy;
     if (strmap_get(o->c->by_name, entry->tensor, strlen(entry->tensor), &at)) {
         x->seen[at] = true;
         if (shard == UINT32_MAX || o->c->tensors[at].shard == shard)
@@ -223,6 +225,19 @@ static void forgive_renamed(struct crossing *x, struct tally *files)
     }
 }
 
+/* Files that the index does not name but whose tensors it does, under names of files that are gone: they are used. */
+static void adopt_renamed(struct crossing *x)
+{
+    struct ckpt *c = x->o->c;
+    bool *adopt = arena_alloc_n(&x->o->scratch, c->n_shards, sizeof(*adopt));
+    for (size_t i = 0; adopt && i < c->n_shards; i++)
+        adopt[i] = c->shards[i].unindexed && !x->o->faults[i].set && x->o->faults[i].n_not_used == 0;
+    for (size_t i = 0; adopt && i < c->n_tensors; i++)
+        adopt[c->tensors[i].shard] &= x->seen[i];
+    for (size_t i = 0; adopt && i < c->n_shards; i++)
+        c->shards[i].unindexed &= !(adopt[i] && c->shards[i].n_tensors);
+}
+
 static void report_crossing(struct crossing *x)
 {
     struct opening *o = x->o;
@@ -234,6 +249,8 @@ static void report_crossing(struct crossing *x)
             tally_add(&unlisted, o->c->tensors[i].name);
     }
     forgive_renamed(x, &files);
+    if (files.n)
+        adopt_renamed(x);
     if (x->absent.n)
         finding_add(o->f, FINDING_W007,
                     x->absent.n == 1 ? ckpt_show(x->absent.names[0], name, sizeof(name)) : index,
@@ -308,7 +325,7 @@ static bool report_all_missing(struct opening *o)
     struct tally files = {0};
     uint64_t tensors = 0;
     char text[400], count[32];
-    if (!o->c->has_index)
+    if (!o->c->has_index || o->c->partial)
         return false;
     for (size_t i = 0; i < o->c->n_shards; i++) {
         if (o->c->shards[i].unindexed)
@@ -361,7 +378,10 @@ static void report_shard(struct opening *o, size_t i)
     const struct shard_fault *fault = &o->faults[i];
     char subject[200], text[700], with[120];
     ckpt_show(s->name, subject, sizeof(subject));
-    if (fault->set && fault->lost.n)
+    if (s->arriving) {
+        if (fault->set)
+            arrivals_add(o, i);
+    } else if (fault->set && fault->lost.n)
         finding_add(o->f, fault->id, subject, "%s; the index places here %s", fault->evidence,
                     tally_format(&fault->lost, "tensor", text, sizeof(text)));
     else if (fault->set && fault->id == FINDING_W003 && !s->lost)
@@ -369,7 +389,7 @@ static void report_shard(struct opening *o, size_t i)
                     cut_tensors(o, i, text, sizeof(text)));
     else if (fault->set)
         finding_add(o->f, fault->id, subject, "%s", fault->evidence);
-    if (fault->twice.n)
+    if (fault->twice.n && !s->copy)
         finding_add(o->f, FINDING_W012, subject, "%s also holds %s",
                     ckpt_show(o->c->shards[fault->twice_with].name, with, sizeof(with)),
                     tally_format(&fault->twice, "tensor", text, sizeof(text)));
@@ -406,10 +426,13 @@ void inventory_report(struct opening *o)
 {
     bool all_missing = report_all_missing(o);
     for (size_t i = 0; i < o->c->n_shards; i++) {
-        if (o->c->shards[i].unindexed)
+        if (!o->c->shards[i].unindexed) {
+            if (!all_missing)
+                report_shard(o, i);
+        } else if (!second_copy_beside(o, i)) {
             report_unindexed(o, i);
-        else if (!all_missing)
-            report_shard(o, i);
+        }
     }
     report_unknown_dtypes(o);
+    arrivals_report(o);
 }

@@ -180,6 +180,14 @@ static void report_sets(struct opening *o, struct set *sets, size_t n)
         if (s->n_missing == 0)
             continue;
         o->c->n_lost_shards += s->n_missing;
+        if (o->c->partial) {
+            o->arrivals.unknown = true;
+            snprintf(subject, sizeof(subject), "%s-%0*u-of-%0*u.safetensors", s->stem, s->digits,
+                     s->first_missing, s->total_digits, s->total);
+            tally_add(&o->arrivals.absent, arena_strdup(&o->scratch, subject));
+            o->arrivals.absent.n += s->n_missing - 1;
+            continue;
+        }
         snprintf(subject, sizeof(subject), "%s-%0*u-of-%0*u.safetensors",
                  ckpt_show(s->stem, stem, sizeof(stem)), s->digits, s->first_missing, s->total_digits,
                  s->total);
@@ -206,7 +214,8 @@ static int check_numbering(struct opening *o, struct err *e)
         size_t stem_bytes;
         struct set new = {.next = 1};
         uint32_t number, at = (uint32_t)n_sets;
-        if (!numbered(o->names[i], &stem_bytes, &number, &new))
+        if (!numbered(o->names[i], &stem_bytes, &number, &new) ||
+            (o->second_copy && second_copy_name(o->names[i])))
             continue;
         new.stem = arena_strndup(&o->scratch, o->names[i], stem_bytes);
         char *key =
@@ -236,6 +245,19 @@ static int by_shard_name(const void *a, const void *b)
     return strcmp(((const struct ckpt_shard *)a)->name, ((const struct ckpt_shard *)b)->name);
 }
 
+/* Without an index two layouts side by side would both be read: the one that HF's files repeat is left out.
+ */
+static void set_second_copy_aside(struct opening *o)
+{
+    struct ckpt *c = o->c;
+    size_t n = 0;
+    for (size_t i = 0; i < c->n_shards; i++)
+        n += second_copy_name(c->shards[i].name);
+    o->second_copy = !c->has_index && n > 0 && n < c->n_shards;
+    for (size_t i = 0; o->second_copy && i < c->n_shards; i++)
+        c->shards[i].unindexed = second_copy_name(c->shards[i].name);
+}
+
 /* Indexed files first, then the others, each in order of names. */
 static int list_shards(struct opening *o, struct err *e)
 {
@@ -258,6 +280,7 @@ static int list_shards(struct opening *o, struct err *e)
         c->shards[n++] = (struct ckpt_shard){.name = name, .unindexed = c->has_index, .fd = -1};
     }
     c->n_shards = n;
+    set_second_copy_aside(o);
     o->faults = arena_alloc_n(&o->scratch, n, sizeof(*o->faults));
     o->files = arena_alloc_n(&o->scratch, n, sizeof(*o->files));
     return o->faults && o->files ? ERR_OK : err_set(e, ERR_NOMEM, "no memory for the list of shards");
@@ -266,6 +289,11 @@ static int list_shards(struct opening *o, struct err *e)
 /* A directory without any weights: say what is there instead. */
 static void report_no_weights(struct opening *o)
 {
+    if (o->c->partial) {
+        o->arrivals.unknown = true;
+        tally_add(&o->arrivals.absent, "*.safetensors");
+        return;
+    }
     struct tally other = {0};
     char path[4096], text[400];
     struct stat st;
@@ -303,6 +331,13 @@ int shards_collect(struct opening *o, struct err *e)
 
 /* ---- one header */
 
+/* A fault that the rest of a running download will mend. */
+static void arriving(struct opening *o, size_t i, uint64_t wanted)
+{
+    o->faults[i].wanted = wanted;
+    o->c->shards[i].arriving = o->c->partial;
+}
+
 static void judge_shard(struct opening *o, size_t i, const struct st_file *file, enum st_verdict v,
                         const char *why, bool starts_as_json)
 {
@@ -332,6 +367,13 @@ static void judge_shard(struct opening *o, size_t i, const struct st_file *file,
                   format_count(s->file_bytes, b, sizeof(b)), format_count(needed, (char[32]){0}, 32));
     else
         set_fault(o, i, FINDING_W004, "%s: %s", st_verdict_name(v), why);
+    if (o->faults[i].id == FINDING_W003)
+        arriving(o, i, v == ST_METADATA_INCOMPLETE_BUFFER ? needed : 0);
+    if (v == ST_METADATA_INCOMPLETE_BUFFER)
+        return;
+    /* Space that was reserved and not yet written starts with zeros. */
+    if (file->header_bytes == 0 && s->file_bytes > 8)
+        arriving(o, i, 0);
 }
 
 /* Header of an open file. Reads 8 bytes, then as many as they say. */
@@ -348,6 +390,7 @@ static int parse_open(struct opening *o, size_t i, int fd, const char *path, str
         s->lost = true;
         set_fault(o, i, FINDING_W017, "a git-LFS pointer of %zu bytes to a file of %llu bytes", have,
                   (unsigned long long)object);
+        arriving(o, i, object);
         return ERR_OK;
     }
     for (unsigned b = 0; b < 8 && have >= 8; b++)
@@ -394,6 +437,8 @@ static int parse_one(struct opening *o, size_t i, struct err *e)
                   link && !info.exists ? "a symbolic link to a file that is not there"
                   : info.exists        ? "this name is not a file"
                                        : "not in the directory");
+        if (!info.exists)
+            arriving(o, i, 0);
         return ERR_OK;
     }
     rc = file_open_read(path, &fd, e);

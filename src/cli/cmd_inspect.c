@@ -5,12 +5,28 @@
 #include "cli/cli.h"
 #include "preflight/preflight.h"
 
+#include <string.h>
+
+enum { OPT_TENSORS = 256 };
+
+struct inspect {
+    struct common c;
+    bool tensors, logical;
+};
+
 static error_t parse(int key, char *arg, struct argp_state *state)
 {
-    struct common *c = state->input;
+    struct inspect *x = state->input;
+    struct common *c = &x->c;
     switch (key) {
     case ARGP_KEY_INIT:
         state->child_inputs[0] = c;
+        break;
+    case OPT_TENSORS:
+        x->tensors = true;
+        x->logical = arg && strcmp(arg, "logical") == 0;
+        if (arg && !x->logical && strcmp(arg, "stored") != 0)
+            argp_error(state, "--tensors takes stored or logical");
         break;
     case ARGP_KEY_ARG:
         if (state->arg_num > 0)
@@ -27,16 +43,16 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     return 0;
 }
 
-static void print_degrees(const struct preflight_inspection *x)
+static void print_degrees(const char *name, const struct plan_degree *degrees, size_t n)
 {
     printf("\n");
     struct table t;
     table_init(&t, 3);
-    table_cell(&t, ">TP");
+    table_cell(&t, "%s", name);
     table_cell(&t, "layout");
     table_cell(&t, "why");
-    for (size_t i = 0; i < x->n_degrees; i++) {
-        const struct plan_degree *d = &x->degrees[i];
+    for (size_t i = 0; i < n; i++) {
+        const struct plan_degree *d = &degrees[i];
         table_cell(&t, "%u", d->tp);
         table_cell(&t, "%s", !d->legal ? "not possible" : d->exact ? "exact" : "not bit-exact");
         table_cell(&t, "%s", d->reason);
@@ -53,7 +69,21 @@ static void print_people(const struct preflight_inspection *x)
     printf("parameters    %s in %llu tensors, %llu files, %s\n", format_count(x->parameters, a, sizeof a),
            (unsigned long long)x->n_tensors, (unsigned long long)x->n_shards,
            format_bytes(x->weight_bytes, b, sizeof b));
-    printf("types        ");
+    if (x->n_experts)
+        printf("per token     %s active parameters; %llu experts in a layer\n",
+               format_count(x->active_parameters, a, sizeof a), (unsigned long long)x->n_experts);
+    if (x->n_tensors == 0) {
+        printf("described     %llu tensors, %s; none is here\n", (unsigned long long)x->described_tensors,
+               format_bytes(x->described_bytes, b, sizeof b));
+    }
+    if (x->n_schemes > 1 || (x->n_schemes && strcmp(x->schemes[0].name, "none") != 0)) {
+        printf("stored as    ");
+        for (size_t i = 0; i < x->n_schemes; i++)
+            printf(" %s %llu%s", x->schemes[i].name, (unsigned long long)x->schemes[i].count,
+                   i + 1 < x->n_schemes ? "," : "\n");
+    }
+    if (x->n_dtypes)
+        printf("types        ");
     for (size_t i = 0; i < x->n_dtypes; i++)
         printf(" %s %s%s", x->dtypes[i].dtype ? dtype_name(x->dtypes[i].dtype) : "unknown",
                format_bytes(x->dtypes[i].bytes, a, sizeof a), i + 1 < x->n_dtypes ? "," : "\n");
@@ -64,12 +94,17 @@ static void print_people(const struct preflight_inspection *x)
            x->tied_embeddings ? ", tied embeddings" : "");
     printf("context       %lld tokens; KV %s per token (%s)\n", (long long)x->context_limit,
            format_bytes(x->kv_bytes_per_token, a, sizeof a), dtype_name(x->kv_dtype));
+    if (x->state_bytes)
+        printf("state         %s for one request\n", format_bytes(x->state_bytes, a, sizeof a));
     printf("operators    ");
     for (size_t i = 0; i < x->n_operators; i++)
-        printf(" %s %llu%s", x->operators[i].name, (unsigned long long)x->operators[i].count,
+        printf(" %s%s%s %llu%s", x->operators[i].group ? x->operators[i].group : "",
+               x->operators[i].group ? ":" : "", x->operators[i].name, (unsigned long long)x->operators[i].count,
                i + 1 < x->n_operators ? "," : "\n");
     printf("manifest      sha256 %s\n", x->manifest_sha256);
-    print_degrees(x);
+    print_degrees(">TP", x->degrees, x->n_degrees);
+    if (x->n_ep_degrees)
+        print_degrees(">EP", x->ep_degrees, x->n_ep_degrees);
 }
 
 static int print_all(const struct common *c, struct ckpt *ckpt, const struct spec *spec,
@@ -101,26 +136,53 @@ static int print_all(const struct common *c, struct ckpt *ckpt, const struct spe
     return EXIT_PASSED;
 }
 
+static int put_text(void *ctx, const char *text, size_t n)
+{
+    return fwrite(text, 1, n, ctx) == n ? 0 : 1;
+}
+
+static int print_tensors(const struct inspect *x, const struct ckpt *ckpt, const struct spec *spec,
+                         const struct findings *f)
+{
+    if (!spec) {
+        cli_print_findings(f);
+        return EXIT_CHECK_FAILED;
+    }
+    if (preflight_tensors(ckpt, spec, x->logical, put_text, stdout) != 0 || fflush(stdout) != 0) {
+        fprintf(stderr, "day0: could not write the list\n");
+        return EXIT_MACHINE;
+    }
+    return EXIT_PASSED;
+}
+
 int cmd_inspect(struct d0 *d0, int argc, char **argv)
 {
+    static const struct argp_option options[] = {
+        {"tensors", OPT_TENSORS, "stored|logical", OPTION_ARG_OPTIONAL,
+         "List all tensors with type, shape, role, partition and bytes (needs config.json only); logical: names "
+         "and shapes without quantisation",
+         0},
+        {0},
+    };
     static const struct argp_child children[] = {{&common_argp, 0, NULL, 0}, {0}};
-    static const struct argp argp = {NULL,     parse, "MODEL", "What a model is, from headers.",
+    static const struct argp argp = {options,  parse, "MODEL", "What a model is, from headers.",
                                      children, NULL,  NULL};
-    struct common c = {.d0 = d0};
-    cli_parse(&argp, argc, argv, &c);
+    struct inspect x = {.c = {.d0 = d0}};
+    const struct common *c = &x.c;
+    cli_parse(&argp, argc, argv, &x);
     struct findings f;
     findings_init(&f, &d0->mem);
     struct err e = {0};
     struct ckpt *ckpt = NULL;
     struct spec *spec = NULL;
-    struct spec_options so = {.arch_path = c.arch};
-    int rc = ckpt_open(&ckpt, c.model, &f, d0, &e);
+    struct spec_options so = {.arch_path = c->arch};
+    int rc = ckpt_open(&ckpt, c->model, &f, d0, &e);
     if (rc == ERR_OK)
         rc = spec_open(&spec, ckpt, &so, &f, d0, &e);
     if (rc == ERR_OK)
-        rc = print_all(&c, ckpt, spec, &f, &e);
+        rc = x.tensors ? print_tensors(&x, ckpt, spec, &f) : print_all(c, ckpt, spec, &f, &e);
     spec_close(spec);
     ckpt_close(ckpt);
     findings_release(&f);
-    return rc < 0 ? cli_error(&c, &e) : rc;
+    return rc < 0 ? cli_error(c, &e) : rc;
 }

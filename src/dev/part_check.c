@@ -355,8 +355,23 @@ static bool rule_gather(const struct rule *r)
                 "x must be f32 [T, K], rows i32 [R], output f32 [R, K]");
 }
 
+/* Parts of operators that are described but not computed here (ops.def, NO_KERNEL). */
+static bool computed(const struct rule *r)
+{
+    static const uint32_t newer[] = {D0_ATTR_SOFTCAP, D0_ATTR_CHUNK, D0_ATTR_BIDIRECTIONAL, D0_ATTR_BLOCK,
+                                     D0_ATTR_INVERSE};
+    for (uint32_t i = 0; i < r->n->n_attrs; i++)
+        for (size_t k = 0; k < sizeof(newer) / sizeof(newer[0]); k++)
+            if (!need(r, r->n->attrs[i].key != newer[k], "attribute %u is not computed yet", newer[k]))
+                return false;
+    return need(r, r->n->op != D0_OP_ATTENTION || (!input(r, 6) && !input(r, 7)),
+                "sinks and chosen keys are not computed yet");
+}
+
 static bool rule_of(const struct rule *r)
 {
+    if (!computed(r))
+        return false;
     switch (r->n->op) {
     case D0_OP_EMBED:
         return rule_embed(r);
@@ -378,7 +393,7 @@ static bool rule_of(const struct rule *r)
     case D0_OP_GATHER_ROWS:
         return rule_gather(r);
     default:
-        return need(r, false, "no rule for operator %u", r->n->op);
+        return need(r, false, "no kernel on this device");
     }
 }
 

@@ -25,6 +25,7 @@ struct op_info {
 const struct op_info *op_find(uint32_t id); /* NULL if unknown */
 const struct op_info *op_find_name(const char *name);
 size_t op_all(const struct op_info **out);
+bool op_no_kernel(uint32_t id); /* described, but marked NO_KERNEL in ops.def */
 uint32_t attr_find(const char *name); /* key or 0 */
 const char *attr_name(uint32_t key);
 bool attr_is_float(uint32_t key);
@@ -43,6 +44,8 @@ uint32_t attr_all(size_t index); /* keys in table order; 0 past the end */
 enum partition { PART_REPLICATED, PART_COLUMN, PART_ROW, PART_HEADS, PART_VOCAB, PART_EXPERT };
 const char *partition_name(enum partition p);
 
+enum graph_state { STATE_PAGES, STATE_SLOTS }; /* grows with the context, in pages; or fixed for a sequence */
+
 struct graph_value_info {
     const char *name;    /* weights: tensor name; states: "kv.3.k"; activations: probe name
                             "model.layers.3.self_attn.q_proj" */
@@ -50,6 +53,9 @@ struct graph_value_info {
     uint32_t part_units; /* PART_HEADS: number of heads; PART_ROW: units (heads) K is made of, 0 none */
     int32_t layer;       /* decoder layer or -1 */
     bool quantisable;
+    uint8_t scheme;        /* weights: how the checkpoint stores it (spec/quant_schemes.def); 0: plainly */
+    uint8_t state;         /* states: enum graph_state */
+    uint64_t stored_bytes; /* weights: bytes of all its tensors in the checkpoint; 0: as the value says */
     bool probe;           /* keep: becomes an OUTPUT when probes are recorded */
     bool keep;            /* an OUTPUT in every plan (activations that leave a slice) */
     const void *constant; /* WEIGHT computed on the host (inverse frequencies): its bytes, copied by

@@ -41,6 +41,8 @@ static void print_value(const struct graph *g, uint32_t id, struct strbuf *out)
         strbuf_printf(out, "(%u)", i->part_units);
     if (v->kind == D0_VALUE_WEIGHT && i->quantisable)
         strbuf_puts(out, " quantisable");
+    if (i->scheme)
+        strbuf_printf(out, " scheme %u", i->scheme);
     strbuf_putc(out, '\n');
 }
 
@@ -158,7 +160,37 @@ static void add_node(const struct graph *g, const struct d0_node *n, const int64
         c->state_bytes +=
             (elements(x, dims) + elements(w, dims)) * dtype_bits(g->values[n->inputs[2]].dtype) / 8;
         break;
+    case D0_OP_EXPERTS: { /* only the chosen experts */
+        const struct d0_value *ids = &g->values[n->inputs[1]], *down = &g->values[n->inputs[3]];
+        double inter = (double)node_attr_i(n, D0_ATTR_INTER, 0), width = (double)x->dims[1];
+        double matrices = node_attr_i(n, D0_ATTR_LAYOUT, 0) == 3 ? 2 : 3, chosen = rows * (double)ids->dims[1];
+        c->flops += 2 * chosen * matrices * inter * width;
+        double read = chosen < (double)down->dims[0] ? chosen : (double)down->dims[0];
+        c->weight_bytes += read * matrices * inter * width * dtype_bits(down->dtype) / 8;
+        break;
+    }
+    case D0_OP_MLA: {
+        double heads = (double)node_attr_i(n, D0_ATTR_HEADS, 0), wide = (double)w->dims[3];
+        double latent = (double)node_attr_i(n, D0_ATTR_LATENT, 0), seen = visible(n, dims, context);
+        const struct d0_value *kv_b = &g->values[n->inputs[2]];
+        c->flops += 2 * rows * (heads * (wide + latent) * seen + (double)kv_b->dims[0] * latent);
+        c->state_bytes += (double)dims[1] * seen * wide * dtype_bits(w->dtype) / 8;
+        break;
+    }
+    case D0_OP_DELTA_RULE: {
+        const struct d0_value *state = &g->values[n->inputs[7]];
+        double size = (double)(state->dims[1] * state->dims[2] * state->dims[3]);
+        c->flops += 6 * rows * size;
+        c->state_bytes += 2 * (double)dims[1] * size * 4;
+        break;
+    }
+    case D0_OP_GROUP_LINEAR:
+        c->flops += 2 * rows * (double)w->dims[0] * (double)w->dims[1];
+        break;
     case D0_OP_GATHER_ROWS:
+        break;
+    default: /* elementwise, or small beside its neighbours */
+        c->flops += 2 * out;
         break;
     }
 }
@@ -173,7 +205,7 @@ void graph_cost(const struct graph *g, const int64_t dims[D0_N_DIMS], int64_t co
             if (n->inputs[j] == D0_NO_VALUE)
                 continue;
             const struct d0_value *v = &g->values[n->inputs[j]];
-            if (v->kind == D0_VALUE_WEIGHT && n->op != D0_OP_EMBED)
+            if (v->kind == D0_VALUE_WEIGHT && n->op != D0_OP_EMBED && n->op != D0_OP_EXPERTS)
                 out->weight_bytes += bytes_of(v, dims);
             else if (v->kind == D0_VALUE_ACTIVATION || v->kind == D0_VALUE_OUTPUT)
                 out->activation_bytes += bytes_of(v, dims);

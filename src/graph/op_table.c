@@ -24,6 +24,24 @@ static const struct op_info op_table[] = {
 #undef ATTR
 };
 
+bool op_no_kernel(uint32_t id)
+{
+    static const uint32_t ids[] = {
+#define OP(...)
+#define ATTR(...)
+#define NO_KERNEL(NAME) D0_OP_##NAME,
+#include "day0/ops.def"
+#undef OP
+#undef ATTR
+#undef NO_KERNEL
+        0,
+    };
+    for (size_t i = 0; ids[i]; i++)
+        if (ids[i] == id)
+            return true;
+    return false;
+}
+
 static const struct attr_info {
     uint32_t key;
     const char *name;

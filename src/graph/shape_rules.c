@@ -4,7 +4,7 @@
  * definition of the operator does not state; knows nothing of devices, so a weight type that no device
  * computes is the device's to refuse.
  */
-#include "graph/graph_internal.h"
+#include "graph/shape_tools.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -12,15 +12,8 @@
 
 #include "tensor/tensor.h"
 
-struct rule {
-    const struct graph *g;
-    const struct d0_node *n;
-    struct d0_value *out;
-    char *why;
-    size_t why_bytes;
-};
 
-__attribute__((format(printf, 2, 3))) static bool broken(const struct rule *r, const char *fmt, ...)
+bool shape_broken(const struct rule *r, const char *fmt, ...)
 {
     va_list ap;
     va_start(ap, fmt);
@@ -46,7 +39,7 @@ const char *dims_format(const struct d0_value *v, char *buf, size_t bytes)
     return buf;
 }
 
-static const struct d0_value *input(const struct rule *r, uint32_t i)
+const struct d0_value *shape_input(const struct rule *r, uint32_t i)
 {
     if (i >= r->n->n_inputs || r->n->inputs[i] >= r->g->n_values)
         return NULL;
@@ -59,209 +52,231 @@ static bool same_dims(const struct d0_value *a, const struct d0_value *b)
 }
 
 /* Input i must have this type and number of dimensions. dtype 0: any float type (a weight). */
-static bool want(const struct rule *r, uint32_t i, const char *name, uint32_t dtype, uint32_t n_dims)
+bool shape_want(const struct rule *r, uint32_t i, const char *name, uint32_t dtype, uint32_t n_dims)
 {
-    const struct d0_value *v = input(r, i);
+    const struct d0_value *v = shape_input(r, i);
     if (v == NULL)
-        return broken(r, "input %u (%s) is missing", i, name);
+        return shape_broken(r, "input %u (%s) is missing", i, name);
     if (dtype ? v->dtype != dtype : !dtype_is_float(v->dtype))
-        return broken(r, "input %u (%s) is %s, must be %s", i, name, dtype_name(v->dtype),
+        return shape_broken(r, "input %u (%s) is %s, must be %s", i, name, dtype_name(v->dtype),
                       dtype ? dtype_name(dtype) : "a float type");
     if (v->n_dims != n_dims)
-        return broken(r, "input %u (%s) has %u dimensions, must have %u", i, name, v->n_dims, n_dims);
+        return shape_broken(r, "input %u (%s) has %u dimensions, must have %u", i, name, v->n_dims, n_dims);
     return true;
 }
 
-static bool want_dim(const struct rule *r, uint32_t i, const char *name, uint32_t d, int64_t expected)
+/* A weight in whatever type the checkpoint holds it: floats, or the integers that packed codes come in. */
+bool shape_want_stored(const struct rule *r, uint32_t i, const char *name, uint32_t n_dims)
 {
-    const struct d0_value *v = input(r, i);
+    const struct d0_value *v = shape_input(r, i);
+    if (v && (v->dtype == D0_U8 || v->dtype == D0_I8 || v->dtype == D0_I32))
+        return shape_want(r, i, name, v->dtype, n_dims);
+    return shape_want(r, i, name, 0, n_dims);
+}
+
+bool shape_want_dim(const struct rule *r, uint32_t i, const char *name, uint32_t d, int64_t expected)
+{
+    const struct d0_value *v = shape_input(r, i);
     char buf[96];
     if (v->dims[d] != expected)
-        return broken(r, "input %u (%s) is %s, dimension %u must be %lld", i, name,
+        return shape_broken(r, "input %u (%s) is %s, dimension %u must be %lld", i, name,
                       dims_format(v, buf, sizeof buf), d, (long long)expected);
     return true;
 }
 
 /* x[rows, K] float32 with a known K. */
-static bool want_rows(const struct rule *r, uint32_t i, const char *name)
+bool shape_want_rows(const struct rule *r, uint32_t i, const char *name)
 {
-    if (!want(r, i, name, D0_F32, 2))
+    if (!shape_want(r, i, name, D0_F32, 2))
         return false;
-    if (input(r, i)->dims[1] <= 0)
-        return broken(r, "input %u (%s): its last dimension must be a number", i, name);
+    if (shape_input(r, i)->dims[1] <= 0)
+        return shape_broken(r, "input %u (%s): its last dimension must be a number", i, name);
     return true;
 }
 
-static bool give(const struct rule *r, int64_t rows, int64_t width)
+bool shape_give(const struct rule *r, int64_t rows, int64_t width)
 {
     if (width <= 0 || width > GRAPH_MAX_DIM)
-        return broken(r, "the result would be %lld wide", (long long)width);
+        return shape_broken(r, "the result would be %lld wide", (long long)width);
     r->out[0] =
         (struct d0_value){.kind = D0_VALUE_ACTIVATION, .dtype = D0_F32, .n_dims = 2, .dims = {rows, width}};
     return true;
 }
 
-/* Positive attribute within bounds; broken() otherwise. */
-static bool positive(const struct rule *r, uint32_t key, int64_t *out)
+/* Positive attribute within bounds; shape_broken() otherwise. */
+bool shape_positive(const struct rule *r, uint32_t key, int64_t *out)
 {
     *out = node_attr_i(r->n, key, 0);
     if (*out <= 0 || *out > INT32_MAX)
-        return broken(r, "%s is %lld, must be 1..2147483647", attr_name(key), (long long)*out);
+        return shape_broken(r, "%s is %lld, must be 1..2147483647", attr_name(key), (long long)*out);
     return true;
 }
 
 static bool rule_embed(const struct rule *r)
 {
-    if (!want(r, 0, "ids", D0_I32, 1) || !want(r, 1, "table", 0, 2))
+    if (!shape_want(r, 0, "ids", D0_I32, 1) || !shape_want(r, 1, "table", 0, 2))
         return false;
-    return give(r, input(r, 0)->dims[0], input(r, 1)->dims[1]);
+    return shape_give(r, shape_input(r, 0)->dims[0], shape_input(r, 1)->dims[1]);
 }
 
 static bool segments_whole(const struct rule *r, int64_t k)
 {
     int64_t s = node_attr_i(r->n, D0_ATTR_SEGMENTS, 0);
     if (s < 0 || s > 64 || (s & (s - 1)))
-        return broken(r, "segments is %lld, must be a power of two up to 64", (long long)s);
+        return shape_broken(r, "segments is %lld, must be a power of two up to 64", (long long)s);
     if (s > 0 && k % s)
-        return broken(r, "segments %lld does not divide %lld", (long long)s, (long long)k);
+        return shape_broken(r, "segments %lld does not divide %lld", (long long)s, (long long)k);
     return true;
 }
 
 static bool rule_linear(const struct rule *r)
 {
-    if (!want_rows(r, 0, "x") || !want(r, 1, "w", 0, 2))
+    if (!shape_want_rows(r, 0, "x") || !shape_want_stored(r, 1, "w", 2))
         return false;
-    int64_t k = input(r, 0)->dims[1], n = input(r, 1)->dims[0];
-    if (!want_dim(r, 1, "w", 1, k) || !segments_whole(r, k))
+    int64_t k = shape_input(r, 0)->dims[1], n = shape_input(r, 1)->dims[0];
+    if (!shape_want_dim(r, 1, "w", 1, k) || !segments_whole(r, k))
         return false;
-    if (input(r, 2) && (!want(r, 2, "bias", 0, 1) || !want_dim(r, 2, "bias", 0, n)))
+    if (shape_input(r, 2) && (!shape_want(r, 2, "bias", 0, 1) || !shape_want_dim(r, 2, "bias", 0, n)))
         return false;
-    return give(r, input(r, 0)->dims[0], n);
+    return shape_give(r, shape_input(r, 0)->dims[0], n);
 }
 
 static bool rule_rms_norm(const struct rule *r)
 {
-    if (!want_rows(r, 0, "x"))
+    if (!shape_want_rows(r, 0, "x"))
         return false;
-    int64_t k = input(r, 0)->dims[1], dim = node_attr_i(r->n, D0_ATTR_DIM, 0);
+    int64_t k = shape_input(r, 0)->dims[1], dim = node_attr_i(r->n, D0_ATTR_DIM, 0);
     int64_t d = dim ? dim : k;
     if (d < 0 || k % d)
-        return broken(r, "dim %lld does not divide %lld", (long long)dim, (long long)k);
-    if (input(r, 1) && (!want(r, 1, "w", 0, 1) || !want_dim(r, 1, "w", 0, d)))
+        return shape_broken(r, "dim %lld does not divide %lld", (long long)dim, (long long)k);
+    if (shape_input(r, 1) && (!shape_want(r, 1, "w", 0, 1) || !shape_want_dim(r, 1, "w", 0, d)))
         return false;
     if (node_attr_f(r->n, D0_ATTR_EPS, -1) < 0)
-        return broken(r, "eps is negative");
+        return shape_broken(r, "eps is negative");
     if (!segments_whole(r, d))
         return false;
-    return give(r, input(r, 0)->dims[0], k);
+    return shape_give(r, shape_input(r, 0)->dims[0], k);
 }
 
-static bool rule_pair(const struct rule *r, const char *a, const char *b)
+bool shape_pair(const struct rule *r, const char *a, const char *b)
 {
-    if (!want_rows(r, 0, a) || !want_rows(r, 1, b))
+    if (!shape_want_rows(r, 0, a) || !shape_want_rows(r, 1, b))
         return false;
     char x[96], y[96];
-    if (!same_dims(input(r, 0), input(r, 1)))
-        return broken(r, "%s is %s but %s is %s", a, dims_format(input(r, 0), x, sizeof x), b,
-                      dims_format(input(r, 1), y, sizeof y));
-    return give(r, input(r, 0)->dims[0], input(r, 0)->dims[1]);
+    if (!same_dims(shape_input(r, 0), shape_input(r, 1)))
+        return shape_broken(r, "%s is %s but %s is %s", a, dims_format(shape_input(r, 0), x, sizeof x), b,
+                      dims_format(shape_input(r, 1), y, sizeof y));
+    return shape_give(r, shape_input(r, 0)->dims[0], shape_input(r, 0)->dims[1]);
 }
 
 static bool rule_rope_table(const struct rule *r)
 {
-    if (!want(r, 0, "positions", D0_I32, 1) || !want(r, 1, "inv_freq", D0_F32, 1))
+    if (!shape_want(r, 0, "positions", D0_I32, 1) || !shape_want(r, 1, "inv_freq", D0_F32, 1))
         return false;
-    return give(r, input(r, 0)->dims[0], 2 * input(r, 1)->dims[0]);
+    return shape_give(r, shape_input(r, 0)->dims[0], 2 * shape_input(r, 1)->dims[0]);
 }
 
 static bool rule_rope(const struct rule *r)
 {
     int64_t dim, offset = node_attr_i(r->n, D0_ATTR_OFFSET, 0), style = node_attr_i(r->n, D0_ATTR_STYLE, 0);
-    if (!want_rows(r, 0, "x") || !want_rows(r, 1, "table") || !positive(r, D0_ATTR_DIM, &dim))
+    if (!shape_want_rows(r, 0, "x") || !shape_want_rows(r, 1, "table") || !shape_positive(r, D0_ATTR_DIM, &dim))
         return false;
-    int64_t k = input(r, 0)->dims[1], d = input(r, 1)->dims[1];
+    int64_t k = shape_input(r, 0)->dims[1], d = shape_input(r, 1)->dims[1];
     if (k % dim)
-        return broken(r, "dim %lld does not divide %lld", (long long)dim, (long long)k);
+        return shape_broken(r, "dim %lld does not divide %lld", (long long)dim, (long long)k);
     if (d % 2)
-        return broken(r, "the table is %lld wide, must be even", (long long)d);
+        return shape_broken(r, "the table is %lld wide, must be even", (long long)d);
     if (offset < 0 || offset > dim || d > dim - offset)
-        return broken(r, "%lld values from %lld do not lie in a head of %lld", (long long)d,
+        return shape_broken(r, "%lld values from %lld do not lie in a head of %lld", (long long)d,
                       (long long)offset, (long long)dim);
     if (style < 0 || style > 1)
-        return broken(r, "style %lld is unknown", (long long)style);
-    if (!want_dim(r, 1, "table", 0, input(r, 0)->dims[0]))
+        return shape_broken(r, "style %lld is unknown", (long long)style);
+    if (!shape_want_dim(r, 1, "table", 0, shape_input(r, 0)->dims[0]))
         return false;
-    return give(r, input(r, 0)->dims[0], k);
+    return shape_give(r, shape_input(r, 0)->dims[0], k);
 }
 
 /* Pages [pages, kv_heads, page_tokens, dim] at input i, whose page size must agree with the pages at input
  * `as`. */
-static bool want_pages(const struct rule *r, uint32_t i, const char *name, int64_t kv_heads, int64_t dim,
+bool shape_want_pages(const struct rule *r, uint32_t i, const char *name, int64_t kv_heads, int64_t dim,
                        uint32_t as)
 {
-    if (!want(r, i, name, 0, 4) || !want_dim(r, i, name, 1, kv_heads) || !want_dim(r, i, name, 3, dim))
+    if (!shape_want(r, i, name, 0, 4) || !shape_want_dim(r, i, name, 1, kv_heads) || !shape_want_dim(r, i, name, 3, dim))
         return false;
-    return want_dim(r, i, name, 0, input(r, as)->dims[0]) && want_dim(r, i, name, 2, input(r, as)->dims[2]);
+    return shape_want_dim(r, i, name, 0, shape_input(r, as)->dims[0]) && shape_want_dim(r, i, name, 2, shape_input(r, as)->dims[2]);
 }
 
 /* positions[T], seq_of[T], page_table[B, P] from input i on. */
-static bool want_places(const struct rule *r, uint32_t i, int64_t rows)
+bool shape_want_places(const struct rule *r, uint32_t i, int64_t rows)
 {
-    return want(r, i, "positions", D0_I32, 1) && want_dim(r, i, "positions", 0, rows) &&
-           want(r, i + 1, "seq_of", D0_I32, 1) && want_dim(r, i + 1, "seq_of", 0, rows) &&
-           want(r, i + 2, "page_table", D0_I32, 2);
+    return shape_want(r, i, "positions", D0_I32, 1) && shape_want_dim(r, i, "positions", 0, rows) &&
+           shape_want(r, i + 1, "seq_of", D0_I32, 1) && shape_want_dim(r, i + 1, "seq_of", 0, rows) &&
+           shape_want(r, i + 2, "page_table", D0_I32, 2);
 }
 
 /* The attributes of grouped heads. */
 static bool kv_sizes(const struct rule *r, int64_t *kv_heads, int64_t *dim, int64_t *v_dim)
 {
-    if (!positive(r, D0_ATTR_KV_HEADS, kv_heads) || !positive(r, D0_ATTR_DIM, dim))
+    if (!shape_positive(r, D0_ATTR_KV_HEADS, kv_heads) || !shape_positive(r, D0_ATTR_DIM, dim))
         return false;
     *v_dim = node_attr_i(r->n, D0_ATTR_V_DIM, 0);
     if (*v_dim == 0)
         *v_dim = *dim;
-    return *v_dim > 0 && *v_dim <= INT32_MAX ? true : broken(r, "v_dim is %lld", (long long)*v_dim);
+    return *v_dim > 0 && *v_dim <= INT32_MAX ? true : shape_broken(r, "v_dim is %lld", (long long)*v_dim);
 }
 
 static bool rule_kv_store(const struct rule *r)
 {
     int64_t kv_heads, dim, v_dim;
-    if (!kv_sizes(r, &kv_heads, &dim, &v_dim) || !want_rows(r, 0, "k") || !want_rows(r, 1, "v"))
+    if (!kv_sizes(r, &kv_heads, &dim, &v_dim) || !shape_want_rows(r, 0, "k") || !shape_want_rows(r, 1, "v"))
         return false;
-    return want_dim(r, 0, "k", 1, kv_heads * dim) && want_dim(r, 1, "v", 1, kv_heads * v_dim) &&
-           want_dim(r, 1, "v", 0, input(r, 0)->dims[0]) && want_pages(r, 2, "k_pages", kv_heads, dim, 2) &&
-           want_pages(r, 3, "v_pages", kv_heads, v_dim, 2) && want_places(r, 4, input(r, 0)->dims[0]);
+    return shape_want_dim(r, 0, "k", 1, kv_heads * dim) && shape_want_dim(r, 1, "v", 1, kv_heads * v_dim) &&
+           shape_want_dim(r, 1, "v", 0, shape_input(r, 0)->dims[0]) && shape_want_pages(r, 2, "k_pages", kv_heads, dim, 2) &&
+           shape_want_pages(r, 3, "v_pages", kv_heads, v_dim, 2) && shape_want_places(r, 4, shape_input(r, 0)->dims[0]);
+}
+
+static bool attention_extras(const struct rule *r, int64_t heads, int64_t kv_heads)
+{
+    int64_t chunk = node_attr_i(r->n, D0_ATTR_CHUNK, 0), block = node_attr_i(r->n, D0_ATTR_BLOCK, 0);
+    if (node_attr_f(r->n, D0_ATTR_SOFTCAP, 0) < 0)
+        return shape_broken(r, "softcap is negative");
+    if (chunk < 0 || chunk > INT32_MAX || block < 0 || block > INT32_MAX)
+        return shape_broken(r, "chunk or block is negative");
+    if (shape_input(r, 6) && (!shape_want(r, 6, "sinks", 0, 1) || !shape_want_dim(r, 6, "sinks", 0, heads)))
+        return false;
+    if (shape_input(r, 7) == NULL)
+        return true;
+    return shape_want(r, 7, "chosen", D0_I32, 2) && (shape_input(r, 7)->dims[1] % kv_heads == 0
+                                                        ? true
+                                                        : shape_broken(r, "chosen keys are not whole heads"));
 }
 
 static bool rule_attention(const struct rule *r)
 {
     int64_t heads, kv_heads, dim, v_dim, window = node_attr_i(r->n, D0_ATTR_WINDOW, 0);
-    if (!positive(r, D0_ATTR_HEADS, &heads) || !kv_sizes(r, &kv_heads, &dim, &v_dim) || !want_rows(r, 0, "q"))
+    if (!shape_positive(r, D0_ATTR_HEADS, &heads) || !kv_sizes(r, &kv_heads, &dim, &v_dim) || !shape_want_rows(r, 0, "q"))
         return false;
     if (heads % kv_heads)
-        return broken(r, "%lld kv heads do not divide %lld heads", (long long)kv_heads, (long long)heads);
+        return shape_broken(r, "%lld kv heads do not divide %lld heads", (long long)kv_heads, (long long)heads);
     if (window < 0 || window > INT32_MAX)
-        return broken(r, "window is %lld", (long long)window);
-    if (!want_dim(r, 0, "q", 1, heads * dim) || !want(r, 1, "k_pages", 0, 4) ||
-        !want_pages(r, 1, "k_pages", kv_heads, dim, 1) || !want_pages(r, 2, "v_pages", kv_heads, v_dim, 1) ||
-        !want_places(r, 3, input(r, 0)->dims[0]))
+        return shape_broken(r, "window is %lld", (long long)window);
+    if (!shape_want_dim(r, 0, "q", 1, heads * dim) || !shape_want(r, 1, "k_pages", 0, 4) ||
+        !shape_want_pages(r, 1, "k_pages", kv_heads, dim, 1) || !shape_want_pages(r, 2, "v_pages", kv_heads, v_dim, 1) ||
+        !shape_want_places(r, 3, shape_input(r, 0)->dims[0]))
         return false;
-    return give(r, input(r, 0)->dims[0], heads * v_dim);
+    return attention_extras(r, heads, kv_heads) && shape_give(r, shape_input(r, 0)->dims[0], heads * v_dim);
 }
 
 static bool rule_glu(const struct rule *r)
 {
-    int64_t function = node_attr_i(r->n, D0_ATTR_FUNCTION, 0);
-    if (function != 0)
-        return broken(r, "function %lld is unknown", (long long)function);
-    return rule_pair(r, "gate", "up");
+    return shape_function(r) && shape_pair(r, "gate", "up");
 }
 
 static bool rule_gather_rows(const struct rule *r)
 {
-    if (!want_rows(r, 0, "x") || !want(r, 1, "rows", D0_I32, 1))
+    if (!shape_want_rows(r, 0, "x") || !shape_want(r, 1, "rows", D0_I32, 1))
         return false;
-    return give(r, input(r, 1)->dims[0], input(r, 0)->dims[1]);
+    return shape_give(r, shape_input(r, 1)->dims[0], shape_input(r, 0)->dims[1]);
 }
 
 bool shape_rule(const struct graph *g, const struct d0_node *n, struct d0_value outs[D0_MAX_NODE_OUTPUTS],
@@ -276,7 +291,7 @@ bool shape_rule(const struct graph *g, const struct d0_node *n, struct d0_value 
     case D0_OP_RMS_NORM:
         return rule_rms_norm(&r);
     case D0_OP_ADD:
-        return rule_pair(&r, "a", "b");
+        return shape_pair(&r, "a", "b");
     case D0_OP_ROPE_TABLE:
         return rule_rope_table(&r);
     case D0_OP_ROPE:
@@ -289,34 +304,9 @@ bool shape_rule(const struct graph *g, const struct d0_node *n, struct d0_value 
         return rule_glu(&r);
     case D0_OP_GATHER_ROWS:
         return rule_gather_rows(&r);
+    default:
+        return shape_rule_family(&r);
     }
-    return broken(&r, "operator %u is unknown", n->op);
-}
-
-bool op_state_input(uint32_t op, uint32_t i, bool *writes)
-{
-    *writes = op == D0_OP_KV_STORE;
-    return (op == D0_OP_KV_STORE && (i == 2 || i == 3)) || (op == D0_OP_ATTENTION && (i == 1 || i == 2));
-}
-
-bool op_weight_input(uint32_t op, uint32_t i)
-{
-    switch ((enum d0_op)op) {
-    case D0_OP_EMBED:
-    case D0_OP_RMS_NORM:
-    case D0_OP_ROPE_TABLE:
-        return i == 1;
-    case D0_OP_LINEAR:
-        return i == 1 || i == 2;
-    case D0_OP_ADD:
-    case D0_OP_ROPE:
-    case D0_OP_KV_STORE:
-    case D0_OP_ATTENTION:
-    case D0_OP_GLU:
-    case D0_OP_GATHER_ROWS:
-        return false;
-    }
-    return false;
 }
 
 static bool attrs_form(const struct d0_node *n, const struct op_info *op, char *why, size_t why_bytes)
@@ -396,7 +386,7 @@ bool value_form(const struct d0_value *v, char *why, size_t why_bytes)
             return false;
         }
     }
-    if (v->kind == D0_VALUE_INPUT ? v->role < D0_INPUT_IDS || v->role > D0_INPUT_HIDDEN : v->role != 0) {
+    if (v->kind == D0_VALUE_INPUT ? v->role < D0_INPUT_IDS || v->role > D0_INPUT_SLOTS : v->role != 0) {
         snprintf(why, why_bytes, "role %u does not fit its kind", v->role);
         return false;
     }

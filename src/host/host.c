@@ -28,6 +28,8 @@
 #define HOST_COMPILER NULL
 #endif
 
+static const struct host_source this_machine = {0};
+
 static uint64_t address_space_left(void)
 {
     struct rlimit r;
@@ -35,33 +37,34 @@ static uint64_t address_space_left(void)
     if (getrlimit(RLIMIT_AS, &r) != 0 || r.rlim_cur == RLIM_INFINITY)
         return HOST_NO_LIMIT;
     uint64_t pages = 0;
-    if (host_read_text("", "/proc/self/statm", text, sizeof text))
+    if (host_read_text(&this_machine, "/proc/self/statm", text, sizeof text))
         pages = strtoull(text, NULL, 10);
     return host_address_space_left(r.rlim_cur, pages * (uint64_t)sysconf(_SC_PAGESIZE));
 }
 
-static const char *memory_facts(uint64_t *total, uint64_t *available)
+static const char *memory_facts(const struct host_source *from, uint64_t address_space, uint64_t *total,
+                                uint64_t *available)
 {
     char text[8192];
     uint64_t free_bytes = HOST_NO_LIMIT;
     *total = 0;
-    if (!host_read_text("", "/proc/meminfo", text, sizeof text) ||
+    if (!host_read_text(from, "/proc/meminfo", text, sizeof text) ||
         !host_parse_meminfo(text, total, &free_bytes))
         free_bytes = HOST_NO_LIMIT;
-    return host_least_memory(free_bytes, host_cgroup_memory(""), address_space_left(), available);
+    return host_least_memory(free_bytes, host_cgroup_memory(from), address_space, available);
 }
 
 const char *host_memory_available(uint64_t *bytes)
 {
     uint64_t total;
-    return memory_facts(&total, bytes);
+    return memory_facts(&this_machine, address_space_left(), &total, bytes);
 }
 
-static void probe_cpu(struct host *h)
+static void read_cpu(struct host *h, const struct host_source *from)
 {
     struct host_cpuinfo info = {0};
     char *text = malloc(HOST_CPUINFO_BYTES);
-    if (text && host_read_text("", "/proc/cpuinfo", text, HOST_CPUINFO_BYTES))
+    if (text && host_read_text(from, "/proc/cpuinfo", text, HOST_CPUINFO_BYTES))
         host_parse_cpuinfo(text, &info);
     free(text);
     if (info.model[0])
@@ -73,28 +76,37 @@ static void probe_cpu(struct host *h)
         h->n_cores = info.n_cores ? info.n_cores : info.n_logical;
     if (!h->n_sockets)
         h->n_sockets = info.n_sockets;
-
-    cpu_set_t set;
-    unsigned usable = info.n_logical;
-    if (sched_getaffinity(0, sizeof set, &set) == 0)
-        usable = (unsigned)CPU_COUNT(&set);
-    unsigned quota = host_cgroup_cpus("");
+    unsigned usable = h->n_threads_allowed ? h->n_threads_allowed : info.n_logical;
+    unsigned quota = host_cgroup_cpus(from);
     h->n_threads_usable = quota && quota < usable ? quota : usable;
 }
 
+void host_read_facts(struct host *h, const struct host_source *from)
+{
+    char text[8192], name[256];
+    if ((host_read_text(from, "/etc/os-release", text, sizeof text) ||
+         host_read_text(from, "/usr/lib/os-release", text, sizeof text)) &&
+        host_parse_os_release(text, "PRETTY_NAME", name, sizeof name))
+        h->os = arena_strdup(&h->arena, name);
+    read_cpu(h, from);
+    host_read_devices(h, from);
+    h->memory_limit_source =
+        memory_facts(from, h->address_space_left, &h->memory_total, &h->memory_available);
+}
+
+/* What the kernel tells by calls, not by text. */
 static void probe_system(struct host *h)
 {
     struct utsname u;
+    cpu_set_t set;
     if (uname(&u) == 0) {
         h->hostname = arena_strdup(&h->arena, u.nodename);
         h->kernel = arena_printf(&h->arena, "%s %s", u.sysname, u.release);
         h->arch = arena_strdup(&h->arena, u.machine);
     }
-    char text[8192], name[256];
-    if ((host_read_text("", "/etc/os-release", text, sizeof text) ||
-         host_read_text("", "/usr/lib/os-release", text, sizeof text)) &&
-        host_parse_os_release(text, "PRETTY_NAME", name, sizeof name))
-        h->os = arena_strdup(&h->arena, name);
+    if (sched_getaffinity(0, sizeof set, &set) == 0)
+        h->n_threads_allowed = (unsigned)CPU_COUNT(&set);
+    h->address_space_left = address_space_left();
     if (HOST_COMPILER)
         h->compiler = arena_strdup(&h->arena, HOST_COMPILER);
 }
@@ -124,24 +136,29 @@ static uint64_t disk_free(const char *dir)
     }
 }
 
-int host_open(struct host **out, const char *dir_for_disk, struct err *e)
+int host_open_live(struct host **out, const char *dir_for_disk, struct host_record *record, struct err *e)
 {
+    const struct host_source from = {.record = record};
     struct host *h = calloc(1, sizeof *h);
     if (!h)
         return err_set(e, ERR_NOMEM, "no memory for the facts of this machine");
     arena_init(&h->arena, NULL, MEM_MISC);
     host_probe_topology(h);
-    probe_cpu(h);
     probe_system(h);
-    h->memory_limit_source = memory_facts(&h->memory_total, &h->memory_available);
     if (dir_for_disk)
         h->disk_free = disk_free(dir_for_disk);
     if (host_probe_libraries(h) != 0) {
         host_close(h);
         return err_set(e, ERR_NOMEM, "no memory for the list of libraries");
     }
+    host_read_facts(h, &from);
     *out = h;
     return ERR_OK;
+}
+
+int host_open(struct host **out, const char *dir_for_disk, struct err *e)
+{
+    return host_open_live(out, dir_for_disk, NULL, e);
 }
 
 void host_close(struct host *h)
@@ -161,9 +178,33 @@ static void put_count(struct json_writer *w, const char *key, uint64_t v)
         json_write_null(w);
 }
 
-void host_write_json(const struct host *h, struct json_writer *w)
+static void write_devices(const struct host *h, struct json_writer *w)
 {
-    json_begin_object(w);
+    json_key(w, "cards");
+    json_begin_array(w);
+    for (size_t i = 0; i < h->n_cards; i++) {
+        json_begin_object(w);
+        json_put_string(w, "address", h->cards[i].address);
+        json_put_string(w, "vendor", h->cards[i].vendor);
+        json_put_string(w, "device", h->cards[i].device);
+        json_put_string(w, "model", h->cards[i].model);
+        json_end_object(w);
+    }
+    json_end_array(w);
+    json_key(w, "links");
+    json_begin_array(w);
+    for (size_t i = 0; i < h->n_links; i++) {
+        json_begin_object(w);
+        json_put_string(w, "name", h->links[i].name);
+        json_put_string(w, "rate", h->links[i].rate);
+        json_put_string(w, "state", h->links[i].state);
+        json_end_object(w);
+    }
+    json_end_array(w);
+}
+
+void host_write_members(const struct host *h, struct json_writer *w)
+{
     json_put_string(w, "hostname", h->hostname);
     json_put_string(w, "os", h->os);
     json_put_string(w, "kernel", h->kernel);
@@ -198,11 +239,21 @@ void host_write_json(const struct host *h, struct json_writer *w)
         json_begin_object(w);
         json_put_string(w, "name", l->name);
         json_put_string(w, "version", l->version);
+        json_put_string(w, "package", l->package);
         json_put_string(w, "role", l->role);
         json_put_bool(w, "found", l->found);
         json_end_object(w);
     }
     json_end_array(w);
+    write_devices(h, w);
     json_put_string(w, "topology", h->topology);
+    json_put_string(w, "capture", h->capture);
+    json_put_string(w, "taken_at", h->taken_at);
+}
+
+void host_write_json(const struct host *h, struct json_writer *w)
+{
+    json_begin_object(w);
+    host_write_members(h, w);
     json_end_object(w);
 }

@@ -108,24 +108,26 @@ struct group_files {
     const char *usage, *reclaimable;
 };
 
-static bool read_file(const char *root, const char *dir, const char *name, char *out, size_t bytes)
+static bool read_file(const struct host_source *from, const char *dir, const char *name, char *out,
+                      size_t bytes)
 {
     char path[2 * HOST_PATH + 64];
     int n = snprintf(path, sizeof path, "%s/%s", dir, name);
-    return n > 0 && (size_t)n < sizeof path && host_read_text(root, path, out, bytes);
+    return n > 0 && (size_t)n < sizeof path && host_read_text(from, path, out, bytes);
 }
 
 /* Directory of this process's group, as seen below the mount point. *point_length: where walking up must
  * stop. */
-static bool group_dir(const char *root, const char *controller, char *dir, size_t bytes, size_t *point_length)
+static bool group_dir(const struct host_source *from, const char *controller, char *dir, size_t bytes,
+                      size_t *point_length)
 {
     char path[HOST_PATH], point[HOST_PATH], mount_root[HOST_PATH];
     char *text = malloc(1 << 20);
     if (!text)
         return false;
-    bool ok = host_read_text(root, "/proc/self/cgroup", text, 1 << 20) &&
+    bool ok = host_read_text(from, "/proc/self/cgroup", text, 1 << 20) &&
               host_parse_cgroup_path(text, controller, path, sizeof path) &&
-              host_read_text(root, "/proc/self/mountinfo", text, 1 << 20) &&
+              host_read_text(from, "/proc/self/mountinfo", text, 1 << 20) &&
               host_parse_cgroup_mount(text, controller, point, sizeof point, mount_root, sizeof mount_root);
     free(text);
     if (!ok || strstr(path, ".."))
@@ -157,26 +159,27 @@ static bool parent(char *dir, size_t point_length)
     return true;
 }
 
-static uint64_t level_memory(const char *root, const char *dir, const struct group_files *g, char *text)
+static uint64_t level_memory(const struct host_source *from, const char *dir, const struct group_files *g,
+                             char *text)
 {
     uint64_t limit = HOST_NO_LIMIT, v;
     for (int i = 0; i < 2; i++)
-        if (g->limits[i] && read_file(root, dir, g->limits[i], text, HOST_TEXT) &&
+        if (g->limits[i] && read_file(from, dir, g->limits[i], text, HOST_TEXT) &&
             host_parse_limit(text, &v) && v < limit)
             limit = v;
     if (limit == HOST_NO_LIMIT)
         return limit;
     uint64_t usage = 0, cache = 0;
-    if (read_file(root, dir, g->usage, text, HOST_TEXT) && host_parse_limit(text, &v) && v != HOST_NO_LIMIT)
+    if (read_file(from, dir, g->usage, text, HOST_TEXT) && host_parse_limit(text, &v) && v != HOST_NO_LIMIT)
         usage = v;
-    if (read_file(root, dir, "memory.stat", text, HOST_TEXT))
+    if (read_file(from, dir, "memory.stat", text, HOST_TEXT))
         cache = host_parse_stat(text, g->reclaimable);
     /* pages of files not used lately are given up before the group is out of memory */
     usage = cache >= usage ? 0 : usage - cache;
     return usage >= limit ? 0 : limit - usage;
 }
 
-uint64_t host_cgroup_memory(const char *root)
+uint64_t host_cgroup_memory(const struct host_source *from)
 {
     static const struct group_files versions[] = {
         {NULL, {"memory.max", "memory.high"}, "memory.current", "inactive_file"},
@@ -187,10 +190,10 @@ uint64_t host_cgroup_memory(const char *root)
     uint64_t least = HOST_NO_LIMIT;
     size_t point;
     for (size_t i = 0; text && i < 2; i++) {
-        if (!group_dir(root, versions[i].controller, dir, sizeof dir, &point))
+        if (!group_dir(from, versions[i].controller, dir, sizeof dir, &point))
             continue;
         do {
-            uint64_t v = level_memory(root, dir, &versions[i], text);
+            uint64_t v = level_memory(from, dir, &versions[i], text);
             least = v < least ? v : least;
         } while (parent(dir, point));
     }
@@ -198,22 +201,22 @@ uint64_t host_cgroup_memory(const char *root)
     return least;
 }
 
-unsigned host_cgroup_cpus(const char *root)
+unsigned host_cgroup_cpus(const struct host_source *from)
 {
     char dir[2 * HOST_PATH], text[256], period[128];
     unsigned least = 0;
     size_t point;
     for (int v1 = 0; v1 < 2; v1++) {
-        if (!group_dir(root, v1 ? "cpu" : NULL, dir, sizeof dir, &point))
+        if (!group_dir(from, v1 ? "cpu" : NULL, dir, sizeof dir, &point))
             continue;
         do {
             unsigned cpus = 0;
-            if (v1 && read_file(root, dir, "cpu.cfs_quota_us", text, 100) &&
-                read_file(root, dir, "cpu.cfs_period_us", period, sizeof period)) {
+            if (v1 && read_file(from, dir, "cpu.cfs_quota_us", text, 100) &&
+                read_file(from, dir, "cpu.cfs_period_us", period, sizeof period)) {
                 size_t n = strcspn(text, "\n");
                 snprintf(text + n, sizeof text - n, " %s", period);
                 cpus = host_parse_cpu_max(text);
-            } else if (!v1 && read_file(root, dir, "cpu.max", text, sizeof text)) {
+            } else if (!v1 && read_file(from, dir, "cpu.max", text, sizeof text)) {
                 cpus = host_parse_cpu_max(text);
             }
             if (cpus && (!least || cpus < least))

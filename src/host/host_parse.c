@@ -6,37 +6,9 @@
 #include "host/host_parse.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
-
-bool host_read_text(const char *root, const char *path, char *out, size_t bytes)
-{
-    char full[4096];
-    int n = snprintf(full, sizeof full, "%s%s", root, path);
-    if (n < 0 || (size_t)n >= sizeof full || bytes == 0)
-        return false;
-    int fd = open(full, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (fd < 0)
-        return false;
-    size_t have = 0;
-    bool ok = true;
-    while (have < bytes - 1) {
-        ssize_t r = read(fd, out + have, bytes - 1 - have);
-        if (r < 0 && errno == EINTR)
-            continue;
-        if (r < 0)
-            ok = false;
-        if (r <= 0)
-            break;
-        have += (size_t)r;
-    }
-    close(fd);
-    out[have] = 0;
-    return ok;
-}
 
 /* Next line of *text without its newline; false at the end. */
 static bool next_line(const char **text, const char **line, size_t *n)

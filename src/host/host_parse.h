@@ -10,7 +10,18 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "base/json.h"
+
 #define HOST_NO_LIMIT UINT64_MAX
+
+/* Where kernel files are read: this machine (all NULL), a tree of fixtures below `root`, or the files of a
+ * capture. With `record` set, all that is read is kept there: that is what a capture holds. */
+struct host_record;
+struct host_source {
+    const char *root;           /* put before every path; NULL: nothing */
+    const struct json *capture; /* object: path -> text; NULL: the file system */
+    struct host_record *record;
+};
 
 /* Bytes; MemAvailable is estimated as MemFree + Cached on kernels without it. false if MemTotal is missing.
  */
@@ -43,17 +54,19 @@ bool host_parse_cgroup_mount(const char *text, const char *controller, char *poi
                              char *root, size_t root_bytes);
 
 /* What may still be taken under the cgroups of this process: the least over all levels of limit - (usage -
- * reclaimable page cache). `root` is put before every path ("" normally). HOST_NO_LIMIT if no level limits.
- */
-uint64_t host_cgroup_memory(const char *root);
+ * reclaimable page cache). HOST_NO_LIMIT if no level limits. */
+uint64_t host_cgroup_memory(const struct host_source *from);
 /* CPUs granted by quota, 0 for no limit. */
-unsigned host_cgroup_cpus(const char *root);
+unsigned host_cgroup_cpus(const struct host_source *from);
 /* Bytes left under a limit of address space of which `mapped` is in use. */
 uint64_t host_address_space_left(uint64_t limit, uint64_t mapped);
 /* The smallest of the three and its name. */
 const char *host_least_memory(uint64_t mem_available, uint64_t cgroup, uint64_t address_space, uint64_t *out);
 
 /* Text of a small file, NUL-terminated, cut to bytes - 1. false if it cannot be read. */
-bool host_read_text(const char *root, const char *path, char *out, size_t bytes);
+bool host_read_text(const struct host_source *from, const char *path, char *out, size_t bytes);
+/* Names in a directory, sorted, at most `cap`; those of a capture are what its paths tell. In the arena. */
+size_t host_list(const struct host_source *from, const char *dir, struct arena *arena, const char **names,
+                 size_t cap);
 
 #endif

@@ -40,6 +40,7 @@ struct kern_args {
     size_t scratch_bytes;
 };
 
+/* Runs items first..last-1, at least one. */
 typedef void (*kern_fn)(const struct kern_args *a, size_t first, size_t last, unsigned thread);
 
 struct kern_variant {

@@ -12,7 +12,7 @@
  * the loader's buffer (its default) fixed    step inputs and the host copy of the logits, plus 32 MiB for the
  * program and its headers (assumed)
  */
-#include "plan/plan.h"
+#include "plan/plan_internal.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -20,7 +20,6 @@
 
 #define PLAN_STAGING   ((uint64_t)8 << 20)
 #define PLAN_PROGRAM   ((uint64_t)32 << 20)
-#define PLAN_MAX_TP    64u
 #define PLAN_MAX_RANKS 4096u
 #define PLAN_SATURATED UINT64_MAX /* a sum that left 64 bits; never fits */
 #define PLAN_ALIGN     64u
@@ -40,97 +39,6 @@ static uint64_t sat_mul(uint64_t a, uint64_t b)
 static uint64_t ceil_div(uint64_t a, uint64_t b)
 {
     return a / b + (a % b != 0);
-}
-
-/* ---- degrees of tensor parallelism ---- */
-
-/* "mlp.down_proj" of "model.layers.0.mlp.down_proj.weight" */
-static const char *short_name(const char *name, char *buf, size_t bytes)
-{
-    size_t end = strlen(name), at;
-    int dots = 0;
-    if (str_ends(name, ".weight"))
-        end -= strlen(".weight");
-    for (at = end; at > 0 && dots < 2; at--)
-        dots += name[at - 1] == '.';
-    at += dots == 2;
-    snprintf(buf, bytes, "%.*s", (int)(end - at > 40 ? 40 : end - at), name + at);
-    return buf;
-}
-
-/* Heads may be fewer than ranks only for keys and values, each head then on tp/heads ranks. */
-static bool heads_legal(uint32_t units, uint32_t tp, bool kv)
-{
-    return units % tp == 0 || (kv && units < tp && tp % units == 0);
-}
-
-static bool linear_legal(const struct spec *s, const struct d0_node *n, uint32_t tp, struct plan_degree *d)
-{
-    const struct graph_value_info *w = &s->graph->info[n->inputs[1]];
-    const struct d0_value *v = &s->graph->values[n->inputs[1]];
-    char name[64];
-    int64_t cut = w->part == PART_ROW ? v->dims[1] : v->dims[0];
-    bool legal = true;
-    short_name(w->name, name, sizeof name);
-    if (w->part == PART_HEADS)
-        legal = heads_legal(w->part_units, tp, w->part_units == (uint32_t)s->n_kv_heads);
-    else if (w->part == PART_COLUMN || w->part == PART_ROW || w->part == PART_VOCAB)
-        legal = cut % tp == 0 && w->part_units % tp == 0;
-    if (!legal)
-        snprintf(d->reason, sizeof d->reason, "%.40s: %lld %s do not divide by %u", name,
-                 (long long)(w->part_units ? (int64_t)w->part_units : cut),
-                 w->part_units ? "heads" : "values", tp);
-    return legal;
-}
-
-/* Exact: every reduction over a cut axis has segments that fall whole to the ranks, so the fixed tree is the
- * same. */
-static void segments_exact(const struct spec *s, const struct d0_node *n, uint32_t tp, struct plan_degree *d)
-{
-    int64_t segments = node_attr_i(n, D0_ATTR_SEGMENTS, -1);
-    char name[64];
-    if (segments < 0 || !d->exact)
-        return;
-    if (segments == 0)
-        segments = 1;
-    if (segments % tp == 0)
-        return;
-    d->exact = false;
-    const struct d0_value *v = &s->graph->values[n->inputs[1]];
-    short_name(s->graph->info[n->inputs[1]].name, name, sizeof name);
-    snprintf(d->reason, sizeof d->reason, "not exact: %.40s is summed in %u x %u values", name,
-             (uint32_t)segments, (uint32_t)(v->dims[v->n_dims - 1] / segments));
-}
-
-static void judge_degree(const struct spec *s, uint32_t tp, struct plan_degree *d)
-{
-    const struct graph *g = s->graph;
-    *d = (struct plan_degree){.tp = tp, .legal = true, .exact = true};
-    for (uint32_t i = 0; i < g->n_nodes && d->legal; i++) {
-        const struct d0_node *n = &g->nodes[i];
-        if (n->op == D0_OP_ATTENTION) {
-            uint32_t heads = (uint32_t)node_attr_i(n, D0_ATTR_HEADS, 1);
-            uint32_t kv = (uint32_t)node_attr_i(n, D0_ATTR_KV_HEADS, 1);
-            if (!heads_legal(heads, tp, false) || !heads_legal(kv, tp, true)) {
-                d->legal = false;
-                snprintf(d->reason, sizeof d->reason, "%u heads with %u kv heads do not divide by %u", heads,
-                         kv, tp);
-            }
-        } else if (n->op == D0_OP_LINEAR) {
-            d->legal = linear_legal(s, n, tp, d);
-        }
-        if (d->legal && (n->op == D0_OP_LINEAR || n->op == D0_OP_RMS_NORM))
-            segments_exact(s, n, tp, d);
-    }
-    d->exact &= d->legal;
-}
-
-size_t plan_tp_degrees(const struct spec *s, struct plan_degree *out, size_t cap)
-{
-    size_t n = 0;
-    for (uint32_t tp = 1; tp <= PLAN_MAX_TP && n < cap; tp *= 2)
-        judge_degree(s, tp, &out[n++]);
-    return n;
 }
 
 /* ---- bytes of the parts of a model ---- */
@@ -159,7 +67,9 @@ static uint64_t weight_share(const struct d0_value *v, const struct graph_value_
 {
     static const int64_t none[D0_N_DIMS] = {0};
     uint64_t bytes;
-    if (!value_bytes(v, none, &bytes))
+    if (i->stored_bytes) /* codes, scales and what else the scheme needs */
+        bytes = i->stored_bytes;
+    else if (!value_bytes(v, none, &bytes))
         return PLAN_SATURATED;
     if (i->part == PART_HEADS && i->part_units) /* whole heads; at least one */
         bytes = sat_mul(ceil_div(bytes, i->part_units), ceil_div(i->part_units, tp));
@@ -199,7 +109,7 @@ static bool shares_fill(struct shares *x, const struct spec *s, uint32_t tp)
         const struct spec_kv *k = &s->kv[i];
         uint64_t heads = k->kv_heads % tp == 0 ? k->kv_heads / tp : ceil_div(k->kv_heads, tp);
         uint64_t page = sat_mul(sat_mul(heads, (uint64_t)k->dim + k->v_dim), s->page_tokens);
-        page = sat_mul(page, dtype_bits(s->kv_dtype)) / 8;
+        page = ceil_div(sat_mul(page, dtype_bits(s->kv_dtype)) / 8, k->ratio ? k->ratio : 1);
         if (k->layer >= 0 && k->layer < s->n_layers)
             x->kv[k->layer] = sat_add(x->kv[k->layer], page);
     }
@@ -228,7 +138,7 @@ static int plan_step(const struct spec *s, const struct plan_options *o, struct 
     if (!rc) {
         out->pages = sat_add(ceil_div(context, s->page_tokens), seqs - 1);
         out->scratch = copy->scratch_bytes;
-        out->fixed = PLAN_PROGRAM;
+        out->fixed = sat_add(PLAN_PROGRAM, sat_mul(s->state_bytes, seqs));
         for (uint32_t i = 0; i < copy->n_values && !rc; i++) {
             uint64_t bytes;
             bool counts = copy->values[i].kind == D0_VALUE_INPUT || copy->values[i].kind == D0_VALUE_OUTPUT;
@@ -277,7 +187,10 @@ static uint64_t shared_by_ends(const struct spec *s, uint32_t tp)
 {
     const struct graph *g = s->graph;
     uint64_t bytes = 0;
-    uint32_t head = g->n_nodes ? g->nodes[g->n_nodes - 1].inputs[1] : D0_NO_VALUE;
+    uint32_t last = g->n_nodes;
+    while (last > 0 && g->nodes[last - 1].op != D0_OP_LINEAR)
+        last--; /* what follows the head scales or caps it */
+    uint32_t head = last ? g->nodes[last - 1].inputs[1] : D0_NO_VALUE;
     if (!s->tied_embeddings || head == D0_NO_VALUE || head >= g->n_values)
         return 0;
     bytes = weight_share(&g->values[head], &g->info[head], tp);
@@ -323,7 +236,7 @@ bool plan_smallest(const struct spec *s, const struct plan_options *o, struct pl
     bool ok = shares_alloc(&x, s);
     for (uint32_t tp = 1; ok && tp <= PLAN_MAX_TP; tp *= 2) {
         struct plan_degree d;
-        judge_degree(s, tp, &d);
+        plan_judge_tp(s, tp, &d);
         if (!d.legal)
             continue;
         ok = shares_fill(&x, s, tp);

@@ -27,14 +27,17 @@ struct plan_memory { /* bytes on one rank */
 /* One rank holding the whole model. Fills kv_pages for the wanted context. */
 int plan_single(const struct spec *s, const struct plan_options *o, struct plan_memory *out, struct err *e);
 
-/* Why a TP degree is illegal, or not exact; "" when neither. */
+/* Why a degree is illegal, or not exact; "" when neither. */
 struct plan_degree {
-    uint32_t tp;
+    uint32_t tp; /* the degree, also of EP */
     bool legal, exact;
-    char reason[96];
+    char reason[120];
 };
-/* Fills degrees for tp = 1, 2, 4, ... 64 (and other divisors asked for); returns count <= cap. */
+/* Tensor parallelism 1, 2, 4, ... 64, experts cut inside; returns count <= cap. Judged: heads, widths, blocks of
+ * scales (a cut within one would need two scales), and the fixed segments of sums for exactness. */
 size_t plan_tp_degrees(const struct spec *s, struct plan_degree *out, size_t cap);
+/* Expert parallelism: the powers of two and the divisors of the number of experts, up to it; 0 without experts. */
+size_t plan_ep_degrees(const struct spec *s, struct plan_degree *out, size_t cap);
 
 /* Smallest layout (PP x TP on ranks of memory_bytes) that fits; false if none up to 4096 ranks. */
 bool plan_smallest(const struct spec *s, const struct plan_options *o, struct plan_layout *out,

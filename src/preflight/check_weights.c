@@ -13,12 +13,24 @@
 
 #define MAX_LAYERS 100000
 
+/* One tensor that the description wants. */
+struct wanted {
+    const char *name; /* in the scratch arena */
+    const struct spec_weight *weight;
+    const struct ckpt_tensor *tensor;
+    int64_t dims[TENSOR_MAX_DIMS];
+    uint32_t n_dims, dtype;
+    int32_t layer;
+    enum spec_role role;
+    bool any_shape;
+};
+
 /* Tensors of one kind that share a fault. */
 struct kind {
     const char *name; /* "model.layers.*.mlp.up_proj.weight", in the scratch arena */
     struct tally tensors;
-    const struct spec_weight *first;
-    uint64_t n_described; /* weights of this kind in the description */
+    const struct wanted *first;
+    uint64_t n_described; /* tensors of this kind in the description */
 };
 
 struct kinds {
@@ -28,6 +40,9 @@ struct kinds {
 };
 
 struct check {
+    struct wanted *wanted; /* all of them, experts and scales one by one */
+    size_t n_wanted, capacity;
+    bool no_mtp; /* the drafting layers are absent as a whole, which is no fault */
     const struct ckpt *c;
     const struct spec *s;
     struct findings *f;
@@ -99,9 +114,9 @@ static int count_described(struct check *x, struct kinds *k)
 {
     if (k->n == 0)
         return ERR_OK;
-    for (size_t i = 0; i < x->s->n_weights; i++) {
+    for (size_t i = 0; i < x->n_wanted; i++) {
         uint32_t at;
-        char *kind = kind_name(&x->scratch, x->s->weights[i].name);
+        char *kind = kind_name(&x->scratch, x->wanted[i].name);
         if (!kind)
             return ERR_NOMEM;
         if (strmap_get(&k->map, kind, strlen(kind), &at))
@@ -112,9 +127,15 @@ static int count_described(struct check *x, struct kinds *k)
 
 /* ---- missing */
 
-static bool is_missing(const struct check *x, const struct spec_weight *w)
+static bool is_missing(const struct check *x, const struct wanted *w)
 {
-    return !w->tensor && !ckpt_lost(x->c, w->name);
+    return !w->tensor && !(x->no_mtp && w->weight->group == GROUP_MTP) && !ckpt_lost(x->c, w->name);
+}
+
+/* The codes of a weight are there, and a scale or the like is not: the weight cannot be read. */
+static bool is_partial(const struct check *x, const struct wanted *w)
+{
+    return w->role != ROLE_WEIGHT && x->s->n_weights && w->weight->tensor != NULL;
 }
 
 struct layers {
@@ -124,16 +145,17 @@ struct layers {
 
 static int count_layers(struct check *x, struct layers *l)
 {
-    for (size_t i = 0; i < x->s->n_weights; i++) {
-        if (x->s->weights[i].layer >= l->n && x->s->weights[i].layer < MAX_LAYERS)
-            l->n = x->s->weights[i].layer + 1;
+    for (size_t i = 0; i < x->n_wanted; i++) {
+        if (x->wanted[i].weight->group != GROUP_MTP && x->wanted[i].layer >= l->n &&
+            x->wanted[i].layer < MAX_LAYERS)
+            l->n = x->wanted[i].layer + 1;
     }
     l->described = arena_alloc_n(&x->scratch, (size_t)l->n, sizeof(uint32_t));
     l->missing = arena_alloc_n(&x->scratch, (size_t)l->n, sizeof(uint32_t));
     if (!l->described || !l->missing)
         return ERR_NOMEM;
-    for (size_t i = 0; i < x->s->n_weights; i++) {
-        const struct spec_weight *w = &x->s->weights[i];
+    for (size_t i = 0; i < x->n_wanted; i++) {
+        const struct wanted *w = &x->wanted[i];
         if (w->layer < 0 || w->layer >= l->n)
             continue;
         l->described[w->layer]++;
@@ -162,9 +184,9 @@ static void report_gone_layers(struct check *x, const struct layers *l)
     }
     if (n == 0)
         return;
-    for (size_t i = 0; i < x->s->n_weights; i++) {
-        if (layer_is_gone(l, x->s->weights[i].layer))
-            tally_add(&tensors, x->s->weights[i].name);
+    for (size_t i = 0; i < x->n_wanted; i++) {
+        if (layer_is_gone(l, x->wanted[i].layer))
+            tally_add(&tensors, x->wanted[i].name);
     }
     if (n == 1)
         snprintf(subject, sizeof(subject), "layer %d", first);
@@ -179,6 +201,12 @@ static void report_missing_kind(struct check *x, const struct kind *k)
 {
     char subject[160], text[700], all[40];
     const char *remedy = NULL;
+    if (is_partial(x, k->first)) {
+        finding_add(x->f, FINDING_Q002, subject_of(k, subject, sizeof(subject)),
+                    "%s of %s; the weights are there", tally_format(&k->tensors, "missing tensor", text, sizeof(text)),
+                    spec_scheme_name(k->first->weight->form.scheme));
+        return;
+    }
     if (!strcmp(k->name, "lm_head.weight") && !x->s->tied_embeddings)
         remedy = "if the embedding is meant to serve as output head, config.json must say "
                  "\"tie_word_embeddings\": true; else "
@@ -198,15 +226,17 @@ static int check_missing(struct check *x)
     int rc = count_layers(x, &layers);
     if (!rc)
         report_gone_layers(x, &layers);
-    for (size_t i = 0; !rc && i < x->s->n_weights; i++) {
-        const struct spec_weight *w = &x->s->weights[i];
+    for (size_t i = 0; !rc && i < x->n_wanted; i++) {
+        const struct wanted *w = &x->wanted[i];
         if (!is_missing(x, w) || layer_is_gone(&layers, w->layer))
             continue;
         struct kind *k = kind_of(x, &kinds, w->name);
-        if (!k)
+        if (!k) {
             rc = ERR_NOMEM;
-        else
+        } else {
+            k->first = k->first ? k->first : w;
             tally_add(&k->tensors, w->name);
+        }
     }
     if (!rc)
         rc = count_described(x, &kinds);
@@ -218,8 +248,10 @@ static int check_missing(struct check *x)
 
 /* ---- shapes */
 
-static bool same_shape(const struct spec_weight *w)
+static bool same_shape(const struct wanted *w)
 {
+    if (w->any_shape)
+        return true;
     if (w->n_dims != w->tensor->n_dims)
         return false;
     for (uint32_t i = 0; i < w->n_dims; i++) {
@@ -232,7 +264,7 @@ static bool same_shape(const struct spec_weight *w)
 static void add_shapes(struct strbuf *b, const struct kind *k)
 {
     char has[120], wants[120], name[160];
-    const struct spec_weight *w = k->first;
+    const struct wanted *w = k->first;
     strbuf_printf(b, "%s is %s, described as %s", subject_of(k, name, sizeof(name)),
                   shape_format(w->tensor->dims, w->tensor->n_dims, has, sizeof(has)),
                   shape_format(w->dims, w->n_dims, wants, sizeof(wants)));
@@ -270,8 +302,8 @@ static int check_shapes(struct check *x)
 {
     struct kinds kinds = {0};
     int rc = ERR_OK;
-    for (size_t i = 0; !rc && i < x->s->n_weights; i++) {
-        const struct spec_weight *w = &x->s->weights[i];
+    for (size_t i = 0; !rc && i < x->n_wanted; i++) {
+        const struct wanted *w = &x->wanted[i];
         if (!w->tensor || x->c->shards[w->tensor->shard].malformed || same_shape(w))
             continue;
         struct kind *k = kind_of(x, &kinds, w->name);
@@ -295,6 +327,17 @@ static bool is_computed(uint32_t dtype)
     return dtype == D0_F32 || dtype == D0_BF16 || dtype == D0_F16;
 }
 
+/* Codes are judged by the type of what they are in; integer tables are no numbers to compute with. Of scales and
+ * the like only what their scheme does not allow. */
+static bool is_of_type(const struct wanted *w, uint32_t dtype)
+{
+    if (!w->tensor || w->tensor->dtype != dtype)
+        return false;
+    if (w->role != ROLE_WEIGHT)
+        return w->dtype != dtype;
+    return w->weight->form.scheme != 0 || w->weight->quantisable || (dtype != D0_I64 && dtype != D0_I32);
+}
+
 /* One finding for each type. A type whose name is unknown has been reported with the checkpoint. */
 static void check_dtypes(struct check *x)
 {
@@ -303,15 +346,44 @@ static void check_dtypes(struct check *x)
         struct tally tensors = {0};
         if (is_computed(dtype) || dtype_bits(dtype) == 0)
             continue;
-        for (size_t i = 0; i < x->s->n_weights; i++) {
-            if (x->s->weights[i].tensor && x->s->weights[i].tensor->dtype == dtype)
-                tally_add(&tensors, x->s->weights[i].name);
+        for (size_t i = 0; i < x->n_wanted; i++) {
+            if (is_of_type(&x->wanted[i], dtype))
+                tally_add(&tensors, x->wanted[i].name);
         }
         if (tensors.n)
             finding_add(x->f, FINDING_W013, dtype_name(dtype),
                         "%s of this element type; computed are F32, BF16 and F16",
                         tally_format(&tensors, "weight", text, sizeof(text)));
     }
+}
+
+/* Values that a family keeps in a wider type than the rest of its model: a copy in fewer bits is not the same model. */
+static int check_narrowed(struct check *x)
+{
+    struct kinds kinds = {0};
+    char subject[160], text[700];
+    int rc = ERR_OK;
+    for (size_t i = 0; !rc && i < x->n_wanted; i++) {
+        const struct wanted *w = &x->wanted[i];
+        uint32_t keeps = w->weight->family_dtype;
+        if (!w->tensor || w->role != ROLE_WEIGHT || !dtype_is_float(keeps) || !dtype_is_float(w->tensor->dtype) ||
+            dtype_bits(w->tensor->dtype) >= dtype_bits(keeps))
+            continue;
+        struct kind *k = kind_of(x, &kinds, w->name);
+        if (!k) {
+            rc = ERR_NOMEM;
+        } else {
+            k->first = k->first ? k->first : w;
+            tally_add(&k->tensors, w->name);
+        }
+    }
+    for (size_t i = 0; !rc && i < kinds.n; i++)
+        finding_add(x->f, FINDING_W023, subject_of(&kinds.items[i], subject, sizeof(subject)), "%s, in %s; %s keeps it in %s",
+                    tally_format(&kinds.items[i].tensors, "tensor", text, sizeof(text)),
+                    dtype_name(kinds.items[i].first->tensor->dtype), x->s->arch_name,
+                    dtype_name(kinds.items[i].first->weight->family_dtype));
+    kinds_release(&kinds);
+    return rc;
 }
 
 /* ---- unclaimed */
@@ -360,9 +432,9 @@ static int check_unclaimed(struct check *x)
     bool *claimed = arena_alloc_n(&x->scratch, c->n_tensors, sizeof(*claimed));
     if (!claimed)
         return ERR_NOMEM;
-    for (size_t i = 0; i < x->s->n_weights; i++) {
-        if (x->s->weights[i].tensor)
-            claimed[x->s->weights[i].tensor - c->tensors] = true;
+    for (size_t i = 0; i < x->n_wanted; i++) {
+        if (x->wanted[i].tensor)
+            claimed[x->wanted[i].tensor - c->tensors] = true;
     }
     for (size_t i = 0; !rc && i < c->n_tensors; i++) {
         const struct ckpt_tensor *t = &c->tensors[i];
@@ -382,17 +454,55 @@ static int check_unclaimed(struct check *x)
     return rc;
 }
 
+/* ---- the list of what is wanted */
+
+static int add_wanted(void *ctx, const struct spec_tensor *t)
+{
+    struct check *x = ctx;
+    void *list = x->wanted;
+    if (vec_reserve(&list, &x->capacity, x->n_wanted + 1, sizeof(*x->wanted)))
+        return ERR_NOMEM;
+    x->wanted = list;
+    struct wanted *w = &x->wanted[x->n_wanted];
+    *w = (struct wanted){.name = t->tensor ? t->tensor->name : arena_strdup(&x->scratch, t->name),
+                         .weight = t->weight,
+                         .tensor = t->tensor,
+                         .n_dims = t->n_dims,
+                         .dtype = t->dtype,
+                         .layer = t->weight->layer,
+                         .role = t->role,
+                         .any_shape = t->any_shape};
+    memcpy(w->dims, t->dims, sizeof(w->dims));
+    x->n_wanted++;
+    return w->name ? 0 : ERR_NOMEM;
+}
+
+/* A checkpoint without any drafting layer is complete without them. */
+static void look_for_mtp(struct check *x)
+{
+    x->no_mtp = true;
+    for (size_t i = 0; i < x->n_wanted; i++)
+        if (x->wanted[i].weight->group == GROUP_MTP && x->wanted[i].tensor)
+            x->no_mtp = false;
+}
+
 int check_weights(const struct ckpt *c, const struct spec *s, struct findings *f, struct err *e)
 {
     struct check x = {.c = c, .s = s, .f = f};
     arena_init(&x.scratch, c->arena.mem, MEM_CKPT);
-    int rc = check_missing(&x);
+    int rc = spec_physical(s, c, add_wanted, &x);
+    if (!rc) {
+        look_for_mtp(&x);
+        rc = check_missing(&x);
+    }
     if (!rc)
         rc = check_shapes(&x);
     if (!rc) {
         check_dtypes(&x);
-        rc = check_unclaimed(&x);
+        rc = check_narrowed(&x);
+        rc = rc ? rc : check_unclaimed(&x);
     }
+    free(x.wanted);
     arena_release(&x.scratch);
     return rc ? no_memory(e) : ERR_OK;
 }

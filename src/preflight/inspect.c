@@ -5,6 +5,7 @@
  */
 #include "preflight/preflight.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -51,6 +52,22 @@ static void count_operators(const struct graph *g, struct preflight_inspection *
     }
 }
 
+/* Weights by storage scheme, experts one by one. */
+static void count_schemes(const struct spec *s, struct preflight_inspection *out)
+{
+    for (size_t i = 0; i < s->n_weights; i++) {
+        const char *name = spec_scheme_name(s->weights[i].form.scheme);
+        size_t k = 0;
+        while (k < out->n_schemes && strcmp(out->schemes[k].name, name) != 0)
+            k++;
+        if (k == ARRAY_LEN(out->schemes))
+            k--;
+        if (k == out->n_schemes)
+            out->schemes[out->n_schemes++] = (struct preflight_operator){.name = name};
+        out->schemes[k].count += s->weights[i].count;
+    }
+}
+
 int preflight_inspect(struct ckpt *c, const struct spec *s, struct preflight_inspection *out, struct err *e)
 {
     *out = (struct preflight_inspection){
@@ -60,6 +77,11 @@ int preflight_inspect(struct ckpt *c, const struct spec *s, struct preflight_ins
         .arch_origin = arch_origin_name(s->origin),
         .arch_sha256 = s->arch_sha256,
         .parameters = s->parameters,
+        .active_parameters = s->active_parameters,
+        .described_tensors = s->n_physical,
+        .described_bytes = s->tensor_bytes,
+        .state_bytes = s->state_bytes,
+        .n_experts = s->n_experts,
         .n_tensors = c->n_tensors,
         .n_shards = c->n_shards,
         .weight_bytes = c->total_bytes,
@@ -77,9 +99,61 @@ int preflight_inspect(struct ckpt *c, const struct spec *s, struct preflight_ins
     };
     count_dtypes(c, out);
     count_operators(s->graph, out);
+    for (size_t i = 0; i < s->n_outside; i++)
+        if (out->n_operators < PREFLIGHT_MAX_OPERATORS)
+            out->operators[out->n_operators++] = (struct preflight_operator){
+                .name = s->outside[i].op, .group = s->outside[i].group, .count = s->outside[i].count};
+    count_schemes(s, out);
     out->n_degrees = plan_tp_degrees(s, out->degrees, PREFLIGHT_MAX_DEGREES);
+    out->n_ep_degrees = plan_ep_degrees(s, out->ep_degrees, PREFLIGHT_MAX_DEGREES);
     return ckpt_manifest_sha256(c, out->manifest_sha256, e);
 }
+
+/* ---- tensors ---- */
+
+struct tensor_lines {
+    preflight_sink sink;
+    void *ctx;
+};
+
+static void print_dims(char *buf, size_t bytes, const int64_t *dims, uint32_t n)
+{
+    size_t at = 0;
+    buf[0] = 0;
+    for (uint32_t i = 0; i < n && at < bytes; i++)
+        at += (size_t)snprintf(buf + at, bytes - at, "%s%lld", i ? "," : "", (long long)dims[i]);
+}
+
+static int stored_line(void *ctx, const struct spec_tensor *t)
+{
+    const struct tensor_lines *x = ctx;
+    char dims[200], line[800];
+    print_dims(dims, sizeof dims, t->dims, t->n_dims);
+    const struct spec_weight *w = t->weight;
+    int n = snprintf(line, sizeof line, "%s\t%s\t%s\t%s\t%s\t%s\t%llu\n", t->name, dtype_name(t->dtype), dims,
+                     spec_role_name(t->role), partition_name(w->part), spec_group_name(w->group),
+                     (unsigned long long)t->bytes);
+    return n > 0 && (size_t)n < sizeof line ? x->sink(x->ctx, line, (size_t)n) : 0;
+}
+
+static int logical_line(void *ctx, const char *name, const struct spec_weight *w)
+{
+    const struct tensor_lines *x = ctx;
+    char dims[200], line[800];
+    if (w->group == GROUP_MTP)
+        return 0;
+    print_dims(dims, sizeof dims, w->dims, w->n_dims);
+    int n = snprintf(line, sizeof line, "%s\t%s\n", name, dims);
+    return n > 0 && (size_t)n < sizeof line ? x->sink(x->ctx, line, (size_t)n) : 0;
+}
+
+int preflight_tensors(const struct ckpt *c, const struct spec *s, bool logical, preflight_sink sink, void *ctx)
+{
+    struct tensor_lines x = {.sink = sink, .ctx = ctx};
+    return logical ? spec_each_logical(s, logical_line, &x) : spec_physical(s, c, stored_line, &x);
+}
+
+/* ---- JSON ---- */
 
 static void write_arch_file(const struct preflight_inspection *x, struct json_writer *w)
 {
@@ -89,6 +163,22 @@ static void write_arch_file(const struct preflight_inspection *x, struct json_wr
     json_put_string(w, "origin", x->arch_origin);
     json_put_string(w, "sha256", x->arch_sha256);
     json_end_object(w);
+}
+
+static void write_degrees(const char *key, const char *name, const struct plan_degree *d, size_t n,
+                          struct json_writer *w)
+{
+    json_key(w, key);
+    json_begin_array(w);
+    for (size_t i = 0; i < n; i++) {
+        json_begin_object(w);
+        json_put_u64(w, name, d[i].tp);
+        json_put_bool(w, "legal", d[i].legal);
+        json_put_bool(w, "exact", d[i].exact);
+        json_put_string(w, "reason", d[i].reason);
+        json_end_object(w);
+    }
+    json_end_array(w);
 }
 
 static void write_lists(const struct preflight_inspection *x, struct json_writer *w)
@@ -108,21 +198,23 @@ static void write_lists(const struct preflight_inspection *x, struct json_writer
     for (size_t i = 0; i < x->n_operators; i++) {
         json_begin_object(w);
         json_put_string(w, "op", x->operators[i].name);
+        if (x->operators[i].group)
+            json_put_string(w, "group", x->operators[i].group);
         json_put_u64(w, "count", x->operators[i].count);
         json_end_object(w);
     }
     json_end_array(w);
-    json_key(w, "tp_degrees");
+    json_key(w, "schemes");
     json_begin_array(w);
-    for (size_t i = 0; i < x->n_degrees; i++) {
+    for (size_t i = 0; i < x->n_schemes; i++) {
         json_begin_object(w);
-        json_put_u64(w, "tp", x->degrees[i].tp);
-        json_put_bool(w, "legal", x->degrees[i].legal);
-        json_put_bool(w, "exact", x->degrees[i].exact);
-        json_put_string(w, "reason", x->degrees[i].reason);
+        json_put_string(w, "scheme", x->schemes[i].name);
+        json_put_u64(w, "weights", x->schemes[i].count);
         json_end_object(w);
     }
     json_end_array(w);
+    write_degrees("tp_degrees", "tp", x->degrees, x->n_degrees, w);
+    write_degrees("ep_degrees", "ep", x->ep_degrees, x->n_ep_degrees, w);
 }
 
 void preflight_write_inspection(const struct preflight_inspection *x, struct json_writer *w)
@@ -133,6 +225,9 @@ void preflight_write_inspection(const struct preflight_inspection *x, struct jso
     write_arch_file(x, w);
     json_put_string(w, "manifest_sha256", x->manifest_sha256);
     json_put_u64(w, "parameters", x->parameters);
+    json_put_u64(w, "active_parameters", x->active_parameters);
+    json_put_u64(w, "described_tensors", x->described_tensors);
+    json_put_u64(w, "described_bytes", x->described_bytes);
     json_put_u64(w, "tensors", x->n_tensors);
     json_put_u64(w, "shards", x->n_shards);
     json_put_u64(w, "weight_bytes", x->weight_bytes);
@@ -147,6 +242,8 @@ void preflight_write_inspection(const struct preflight_inspection *x, struct jso
     json_put_i64(w, "context_limit", x->context_limit);
     json_put_string(w, "kv_dtype", dtype_name(x->kv_dtype));
     json_put_u64(w, "kv_bytes_per_token", x->kv_bytes_per_token);
+    json_put_u64(w, "state_bytes_per_request", x->state_bytes);
+    json_put_u64(w, "experts", x->n_experts);
     write_lists(x, w);
     json_end_object(w);
 }

@@ -52,7 +52,8 @@ int preflight_open(const char *dir, const struct spec_options *so, const struct 
 {
     *c = NULL;
     *s = NULL;
-    int rc = ckpt_open(c, dir, f, d0, e);
+    const struct ckpt_options co = {.partial = o && o->partial};
+    int rc = ckpt_open_with(c, dir, &co, f, d0, e);
     if (!rc)
         rc = spec_open(s, *c, so, f, d0, e);
     if (!rc)
@@ -64,6 +65,10 @@ enum preflight_verdict preflight_verdict(const struct findings *f, const struct 
 {
     if (findings_failed(f))
         return PREFLIGHT_FAIL;
+    for (size_t i = 0; i < f->n; i++) {
+        if (f->items[i].id == FINDING_W022 && !f->items[i].waived)
+            return PREFLIGHT_INCOMPLETE;
+    }
     return s && s->origin != ARCH_DRAFTED ? PREFLIGHT_PASS : PREFLIGHT_INCOMPLETE;
 }
 
@@ -72,13 +77,19 @@ const char *preflight_verdict_name(enum preflight_verdict v)
     return v == PREFLIGHT_PASS ? "pass" : v == PREFLIGHT_FAIL ? "fail" : "incomplete";
 }
 
-void preflight_write_check(enum preflight_verdict v, const struct findings *f, double seconds,
-                           struct json_writer *w)
+void preflight_write_check_members(enum preflight_verdict v, const struct findings *f, double seconds,
+                                   struct json_writer *w)
 {
-    json_begin_object(w);
     json_put_string(w, "verdict", preflight_verdict_name(v));
     json_key(w, "findings");
     findings_write_json(f, w);
     json_put_f64(w, "seconds", seconds);
+}
+
+void preflight_write_check(enum preflight_verdict v, const struct findings *f, double seconds,
+                           struct json_writer *w)
+{
+    json_begin_object(w);
+    preflight_write_check_members(v, f, seconds, w);
     json_end_object(w);
 }

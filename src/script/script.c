@@ -180,6 +180,7 @@ void script_close(struct script *s)
 struct load_args {
     const char *name, *text, *result;
     size_t n;
+    bool guest;
 };
 
 static int do_load(lua_State *L)
@@ -187,22 +188,36 @@ static int do_load(lua_State *L)
     const struct load_args *a = lua_touserdata(L, 1);
     if (luaL_loadbufferx(L, a->text, a->n, a->name, "t") != LUA_OK)
         return lua_error(L);
+    if (a->guest)
+        script_guest_globals(L);
     lua_call(L, 0, 1);
     if (a->result && !lua_isnil(L, -1))
         lua_setglobal(L, a->result);
     return 0;
 }
 
-int script_load(struct script *s, const char *chunk_name, const char *text, size_t n, const char *result_name,
-                struct err *e)
+static int load(struct script *s, const char *chunk_name, const char *text, size_t n, const char *result_name,
+                bool guest, struct err *e)
 {
     char name[160];
     snprintf(name, sizeof name, "=%s", chunk_name);
     if (n > SCRIPT_MAX_CHUNK)
         return err_set(e, ERR_LIMIT, "%s: %zu bytes of script text, at most %u", chunk_name, n,
                        SCRIPT_MAX_CHUNK);
-    struct load_args a = {.name = name, .text = text, .n = n, .result = result_name};
+    struct load_args a = {.name = name, .text = text, .n = n, .result = result_name, .guest = guest};
     return run(s, do_load, &a, chunk_name, e);
+}
+
+int script_load(struct script *s, const char *chunk_name, const char *text, size_t n, const char *result_name,
+                struct err *e)
+{
+    return load(s, chunk_name, text, n, result_name, false, e);
+}
+
+int script_load_guest(struct script *s, const char *chunk_name, const char *text, size_t n,
+                      const char *result_name, struct err *e)
+{
+    return load(s, chunk_name, text, n, result_name, true, e);
 }
 
 /* ---- call ---- */

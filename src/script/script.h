@@ -28,6 +28,12 @@ void script_close(struct script *s);
 int script_load(struct script *s, const char *chunk_name, const char *text, size_t n, const char *result_name,
                 struct err *e);
 
+/* As script_load(), for a chunk that is not trusted: it sees copies of the globals of earlier chunks, but for
+ * those whose names begin with "day0_", and has its own for what it sets. Setting one of those it sees, or a name
+ * that begins with "day0_", is an error that names it; however it tries, what earlier chunks call stays theirs. */
+int script_load_guest(struct script *s, const char *chunk_name, const char *text, size_t n,
+                      const char *result_name, struct err *e);
+
 /* Calls a function by dotted path of globals ("arch.build") with JSON arguments; its first result comes back
  * as JSON in `arena`. Lua tables with keys 1..n are arrays, an empty table is an empty array, other tables
  * need string keys and are objects; functions and cycles are ERR_FORMAT. JSON null arrives as the global

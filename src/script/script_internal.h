@@ -23,6 +23,9 @@ struct script {
 /* Opens the permitted library functions, nothing else. Runs protected. */
 int script_libraries(lua_State *L);
 
+/* Gives the chunk on top of the stack globals of its own (script_load_guest). Runs protected. */
+void script_guest_globals(lua_State *L);
+
 /* Pushes a JSON tree. Runs protected. */
 void script_push_json(lua_State *L, const struct json *v, unsigned depth);
 

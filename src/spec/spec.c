@@ -66,7 +66,7 @@ static int load_arch(const struct opening *x, const struct arch_file *file, stru
     if (!rc)
         rc = script_load(s, "prelude.lua", arch_embedded[0].text, arch_embedded[0].n, NULL, e);
     if (!rc)
-        rc = script_load(s, file->name, file->text, file->n, "arch_file", e);
+        rc = script_load_guest(s, file->name, file->text, file->n, "arch_file", e);
     if (rc) {
         script_close(s);
         return rc;
@@ -162,7 +162,7 @@ static void unknown_architecture(struct opening *x, const struct nearest *n, con
 
 /* Among the shipped files: the first known name in config.architectures; model_type only where there is no
  * such list. */
-static int choose_shipped(struct opening *x, struct err *e)
+static int choose_shipped(struct opening *x, struct script *all, struct err *e)
 {
     const struct json *names = json_get(x->c->config, "architectures");
     const char *type = json_string(json_get(x->c->config, "model_type"));
@@ -172,8 +172,10 @@ static int choose_shipped(struct opening *x, struct err *e)
     const char *wanted = string_at(names, 0);
     type = type ? type : "";
     for (size_t i = 0; i < n_files; i++) {
-        const struct json *d;
-        int rc = describe_arch(x, &files[i], &x->scratch, &d, e);
+        const struct json *d = NULL;
+        int rc = script_load_guest(all, files[i].name, files[i].text, files[i].n, "arch_file", e);
+        if (!rc)
+            rc = script_call(all, "day0_describe", NULL, 0, &x->scratch, &d, e);
         if (rc)
             return err_ctx(e, "reading the shipped file %s", files[i].name);
         const struct json *archs = json_get(d, "arch");
@@ -195,6 +197,19 @@ static int choose_shipped(struct opening *x, struct err *e)
     return ERR_OK;
 }
 
+/* All shipped files run in one sandbox, one after the other: making one costs more than they do. */
+static int choose_among_shipped(struct opening *x, struct err *e)
+{
+    struct script *all = NULL;
+    int rc = script_open(&all, NULL, e);
+    if (!rc)
+        rc = script_load(all, "prelude.lua", arch_embedded[0].text, arch_embedded[0].n, NULL, e);
+    if (!rc)
+        rc = choose_shipped(x, all, e);
+    script_close(all);
+    return rc;
+}
+
 /* The file of --arch is taken for whatever the model calls itself. */
 static int choose_given(struct opening *x, struct err *e)
 {
@@ -202,11 +217,16 @@ static int choose_given(struct opening *x, struct err *e)
     const struct json *d;
     bool drafted = false;
     const char *wanted = string_at(json_get(x->c->config, "architectures"), 0);
-    x->file.name = x->o->arch_path;
-    int rc = file_read(x->o->arch_path, SPEC_MAX_ARCH_BYTES, &x->s->arena, &text, &x->file.n, e);
-    if (rc)
-        return err_ctx(e, "reading the architecture file");
-    x->file.text = text;
+    int rc = ERR_OK;
+    if (x->o->arch) {
+        x->file = *x->o->arch;
+    } else {
+        x->file.name = x->o->arch_path;
+        rc = file_read(x->o->arch_path, SPEC_MAX_ARCH_BYTES, &x->s->arena, &text, &x->file.n, e);
+        if (rc)
+            return err_ctx(e, "reading the architecture file");
+        x->file.text = text;
+    }
     x->s->origin = ARCH_USER;
     rc = describe_arch(x, &x->file, &x->scratch, &d, e);
     if (rc)
@@ -295,11 +315,13 @@ static int trace_arch(struct opening *x, const struct json **trace, struct err *
 {
     struct json name = {
         .type = JSON_STRING, .n = (uint32_t)strlen(x->s->architecture), .as.string = x->s->architecture};
-    const struct json *args[] = {x->c->config, &name};
+    const struct json *args[] = {x->c->config, &name, NULL};
     struct script *script = NULL;
     int rc = load_arch(x, &x->file, &script, e);
     if (!rc)
-        rc = script_call(script, "day0_trace", args, 2, &x->scratch, trace, e);
+        rc = spec_patterns(x->c, &x->scratch, &args[2], e);
+    if (!rc)
+        rc = script_call(script, "day0_trace", args, 3, &x->scratch, trace, e);
     script_close(script);
     return rc;
 }
@@ -309,7 +331,7 @@ static int describe_model(struct opening *x, struct err *e)
     struct spec *s = x->s;
     const struct json *trace = NULL;
     const char *type = json_string(json_get(x->c->config, "model_type"));
-    int rc = x->o->arch_path ? choose_given(x, e) : choose_shipped(x, e);
+    int rc = x->o->arch_path || x->o->arch ? choose_given(x, e) : choose_among_shipped(x, e);
     if (rc || x->done)
         return rc;
     s->arch_name = arena_strdup(&s->arena, x->file.name);
@@ -319,7 +341,7 @@ static int describe_model(struct opening *x, struct err *e)
     if ((rc = hash_arch(x, e)) != 0 || (rc = trace_arch(x, &trace, e)) != 0)
         return rc;
     read_token_ids(s, x->c);
-    return spec_translate(s, x->c, trace, x->o, e);
+    return spec_translate(s, x->c, trace, x->o, x->f, e);
 }
 
 static bool has_finding(const struct findings *f, enum finding_id id)
@@ -386,6 +408,6 @@ void spec_set_pages(struct graph *g, const struct spec *s, int64_t pages)
 {
     (void)s;
     for (uint32_t i = 0; i < g->n_values; i++)
-        if (g->values[i].kind == D0_VALUE_STATE)
+        if (g->values[i].kind == D0_VALUE_STATE && g->info[i].state == STATE_PAGES)
             g->values[i].dims[0] = pages;
 }

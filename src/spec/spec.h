@@ -13,11 +13,17 @@
 #include "ckpt/ckpt.h"
 #include "graph/graph.h"
 
+#define D0_MAX_CONV_DIMS 5 /* of a weight; in the graph at most D0_MAX_DIMS */
+
 enum arch_origin { ARCH_SHIPPED, ARCH_USER, ARCH_DRAFTED };
 const char *arch_origin_name(enum arch_origin o); /* "shipped" "user" "drafted" */
 
+struct arch_file;
+
+/* Also findings for what the tensors say of their storage against config.json: Q001, Q003, Q004. */
 struct spec_options {
     const char *arch_path; /* --arch FILE; NULL: choose among the shipped ones by config.architectures */
+    const struct arch_file *arch; /* a file in memory, taken like that of --arch; before arch_path */
     uint32_t kv_dtype;     /* type of KV pages; 0: F32 for F32 weights, else BF16 */
     uint32_t page_tokens;  /* 0: 16 */
     struct script_limits_override {
@@ -25,20 +31,74 @@ struct spec_options {
     } limits; /* 0s: defaults */
 };
 
+enum spec_group { GROUP_TEXT, GROUP_VISION, GROUP_MTP };
+const char *spec_group_name(enum spec_group g); /* "text" "vision" "mtp" */
+
+/* How the checkpoint stores a weight. */
+struct quant_form {
+    uint8_t scheme; /* id in spec/quant_schemes.def; 0: plainly */
+    uint8_t bits;
+    bool asymmetric, ordered, input_scale;
+    uint32_t group_n, group_k; /* block of rows and columns with one scale */
+};
+const char *spec_scheme_name(uint32_t scheme); /* "none" "fp8_block" ... */
+
+/* One weight as the model means it. Experts of one layer are one weight whose name holds %d. */
 struct spec_weight {
     const char *name;
-    uint32_t value; /* id in graph */
+    uint32_t value; /* id in graph, [count, dims...] if count > 1; D0_NO_VALUE outside of the text */
     int32_t layer;
+    uint32_t count; /* 1, or the number of experts: %d is 0..count-1 */
     uint32_t n_dims;
-    int64_t dims[D0_MAX_DIMS];
+    int64_t dims[D0_MAX_CONV_DIMS];   /* of one */
+    const struct ckpt_tensor *tensor; /* of its main part, of the first expert; NULL if the checkpoint lacks it */
+    enum partition part;
+    uint32_t units;
+    bool quantisable, transposed;
+    enum spec_group group;
+    uint32_t dtype; /* of the main part: found, else expected */
+    uint32_t family_dtype; /* type that the family keeps where it is not that of the model; 0: no such */
+    struct quant_form form;
+};
+
+enum spec_role {
+    ROLE_WEIGHT,
+    ROLE_SCALE,
+    ROLE_GLOBAL_SCALE,
+    ROLE_INPUT_SCALE,
+    ROLE_ZERO_POINT,
+    ROLE_SHAPE,
+    ROLE_ORDER,
+    ROLE_TABLE
+};
+const char *spec_role_name(enum spec_role r);
+
+/* One tensor as the checkpoint stores it. */
+struct spec_tensor {
+    const char *name; /* valid during the callback */
+    const struct spec_weight *weight;
+    uint32_t index; /* which expert */
+    enum spec_role role;
+    uint32_t dtype; /* expected: what is there if that is one of the types of this part */
+    uint32_t n_dims;
+    int64_t dims[TENSOR_MAX_DIMS];
+    bool any_shape; /* the scheme does not tell; dims are those found */
+    uint64_t bytes;
     const struct ckpt_tensor *tensor; /* NULL if the checkpoint lacks it */
 };
 
 /* One piece of per-sequence state that grows with the context, per layer. */
 struct spec_kv {
     int32_t layer;
-    uint32_t k_value, v_value; /* STATE values [pages, kv_heads, page_tokens, dim] */
+    uint32_t k_value, v_value; /* STATE values [pages, kv_heads, page_tokens, dim]; v: D0_NO_VALUE for a
+                                * latent, an index or a pool */
     uint32_t kv_heads, dim, v_dim;
+    uint32_t ratio; /* tokens of one row: 1, more in a pool */
+};
+
+struct spec_count {
+    const char *group, *op;
+    uint64_t count;
 };
 
 struct spec {
@@ -61,7 +121,14 @@ struct spec {
     struct spec_kv *kv;
     size_t n_kv;
     uint64_t kv_bytes_per_token; /* all layers, kv_dtype */
-    uint64_t parameters;         /* elements of all weights */
+    uint64_t parameters;         /* elements of all weights but drafting layers */
+    uint64_t active_parameters;  /* of the text: those that one token uses */
+    uint64_t state_bytes;        /* for one request, besides KV pages */
+    uint64_t tensor_bytes;       /* of all tensors as they are or would be stored */
+    uint64_t n_physical;         /* how many they are */
+    uint64_t n_experts;          /* most in one layer */
+    struct spec_count *outside;  /* operators of parts outside of the text graph */
+    size_t n_outside;
     const char **unread_keys;    /* keys of config.json that nobody read and no ignore list names */
     size_t n_unread;
 };
@@ -75,7 +142,15 @@ int spec_open(struct spec **out, const struct ckpt *c, const struct spec_options
               struct d0 *d0, struct err *e);
 void spec_close(struct spec *s);
 
-/* Sets the number of KV pages: first dimension of every STATE value. */
+/* Every tensor of the inventory, weight by weight. A callback that returns other than 0 ends the walk, and its
+ * value is returned. */
+typedef int (*spec_tensor_fn)(void *ctx, const struct spec_tensor *t);
+int spec_physical(const struct spec *s, const struct ckpt *c, spec_tensor_fn f, void *ctx);
+/* Every weight by its logical name: experts one by one. name is valid during the callback. */
+typedef int (*spec_logical_fn)(void *ctx, const char *name, const struct spec_weight *w);
+int spec_each_logical(const struct spec *s, spec_logical_fn f, void *ctx);
+
+/* Sets the number of KV pages: first dimension of every paged STATE value. */
 void spec_set_pages(struct graph *g, const struct spec *s, int64_t pages);
 
 /* Shipped architecture files: name and text; for listings and tests. */

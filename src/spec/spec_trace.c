@@ -6,14 +6,15 @@
  */
 #include "spec/spec_internal.h"
 
-#include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/hash.h"
+#include "spec/quant.h"
 
 #define TRACE_MAX_NAME 200
-#define TRACE_MAX_ROPE 65536
+#define TRACE_MAX_EXPERTS 65536
 
 struct trace {
     struct spec *s;
@@ -22,16 +23,19 @@ struct trace {
     uint32_t *ids; /* graph value of each item; D0_NO_VALUE: a node without output */
     struct strmap names;
     uint32_t fallback_dtype; /* of weights that the checkpoint lacks */
+    struct quant_config quant;
+    struct quant_tally tally;
     size_t weights_capacity, kv_capacity;
+    bool v_expected; /* k pages without v pages so far */
 };
 
-static const char *text_of(const struct json *item, const char *key)
+const char *trace_text(const struct json *item, const char *key)
 {
     const char *s = json_string(json_get(item, key));
     return s ? s : "";
 }
 
-static bool int_of(const struct json *item, const char *key, int64_t low, int64_t high, int64_t *out)
+bool trace_int(const struct json *item, const char *key, int64_t low, int64_t high, int64_t *out)
 {
     int64_t v;
     if (!json_i64(json_get(item, key), &v) || v < low || v > high)
@@ -40,7 +44,7 @@ static bool int_of(const struct json *item, const char *key, int64_t low, int64_
     return true;
 }
 
-static bool flag_of(const struct json *item, const char *key)
+bool trace_flag(const struct json *item, const char *key)
 {
     bool b = false;
     return json_bool(json_get(item, key), &b) && b;
@@ -80,8 +84,9 @@ static int add_input(struct trace *t, const struct json *item, uint32_t *out, st
         {"seq_of", D0_INPUT_SEQ_OF, 1, {D0_DIM_TOKENS}},
         {"page_table", D0_INPUT_PAGE_TABLE, 2, {D0_DIM_SEQS, D0_DIM_PAGES}},
         {"rows", D0_INPUT_ROWS, 1, {D0_DIM_ROWS}},
+        {"slots", D0_INPUT_SLOTS, 1, {D0_DIM_SEQS}},
     };
-    const char *name, *role = text_of(item, "role");
+    const char *name, *role = trace_text(item, "role");
     int rc = check_name(t, item, &name, e);
     if (rc)
         return rc;
@@ -101,9 +106,9 @@ static int parse_mark(const struct json *item, struct graph_value_info *info, st
 {
     static const enum partition all[] = {PART_REPLICATED, PART_COLUMN, PART_ROW,
                                          PART_HEADS,      PART_VOCAB,  PART_EXPERT};
-    const char *part = text_of(item, "part");
+    const char *part = trace_text(item, "part");
     int64_t units = 0;
-    if (!int_of(item, "units", 0, INT32_MAX, &units))
+    if (!trace_int(item, "units", 0, INT32_MAX, &units))
         return err_set(e, ERR_FORMAT, "weight %s: the number of heads is no integer", info->name);
     for (size_t i = 0; i < ARRAY_LEN(all); i++)
         if (strcmp(part, partition_name(all[i])) == 0) {
@@ -123,38 +128,144 @@ static bool dtype_usable(uint32_t dtype)
     return dtype == D0_F32 || dtype == D0_BF16 || dtype == D0_F16;
 }
 
+static int weight_shape(struct trace *t, const struct json *item, struct spec_weight *w, struct err *e)
+{
+    const struct json *shape = json_get(item, "shape");
+    int64_t layer = -1, count = 1;
+    uint64_t elements;
+    if (shape == NULL || shape->type != JSON_ARRAY || shape->n < 1 || shape->n > D0_MAX_CONV_DIMS)
+        return err_set(e, ERR_FORMAT, "weight %s: its shape is no list of 1 to %d integers", w->name,
+                       D0_MAX_CONV_DIMS);
+    w->n_dims = shape->n;
+    for (uint32_t i = 0; i < shape->n; i++)
+        if (!json_i64(&shape->as.items[i], &w->dims[i]) || w->dims[i] <= 0)
+            return err_set(e, ERR_FORMAT, "weight %s: dimension %u is no positive integer", w->name, i);
+    if (json_get(item, "count") && !trace_int(item, "count", 1, TRACE_MAX_EXPERTS, &count))
+        return err_set(e, ERR_FORMAT, "weight %s: not 1 to %d experts", w->name, TRACE_MAX_EXPERTS);
+    const char *place = strstr(w->name, "%d");
+    if (count > 1 && (place == NULL || strchr(place + 1, '%')))
+        return err_set(e, ERR_FORMAT, "weight %s: the name of experts needs one %%d", w->name);
+    if (count == 1 && place && json_get(item, "count"))
+        return err_set(e, ERR_FORMAT, "weight %s: a single expert", w->name);
+    w->count = (uint32_t)count;
+    if (!shape_elements(w->dims, w->n_dims, &elements) || !mul_u64(elements, (uint64_t)count, &elements) ||
+        elements > INT64_MAX / 64)
+        return err_set(e, ERR_FORMAT, "weight %s: too many elements", w->name);
+    if (w->group != GROUP_MTP && !add_u64(t->s->parameters, elements, &t->s->parameters))
+        return err_set(e, ERR_FORMAT, "weight %s: too many elements", w->name);
+    if (!trace_int(item, "layer", -1, INT32_MAX, &layer))
+        return err_set(e, ERR_FORMAT, "weight %s: its layer is no integer", w->name);
+    w->layer = (int32_t)layer;
+    return ERR_OK;
+}
+
+static int weight_form(struct trace *t, const struct json *item, struct spec_weight *w, struct err *e)
+{
+    static const char *const groups[] = {"text", "vision", "mtp"};
+    const struct json *quant = json_get(item, "quant");
+    const char *group = trace_text(item, "group"), *dtype = trace_text(item, "dtype"), *hint = json_string(quant);
+    size_t g = 0;
+    while (*group && g < ARRAY_LEN(groups) && strcmp(groups[g], group) != 0)
+        g++;
+    if (g == ARRAY_LEN(groups))
+        return err_set(e, ERR_FORMAT, "weight %s: the group %.20s is unknown", w->name, group);
+    w->group = (enum spec_group)g;
+    w->transposed = trace_flag(item, "transposed");
+    w->quantisable = hint != NULL || trace_flag(item, "quant");
+    w->dtype = *dtype ? dtype_parse(dtype) : t->fallback_dtype;
+    if (w->dtype == 0)
+        return err_set(e, ERR_FORMAT, "weight %s: the type %.20s is unknown", w->name, dtype);
+    w->family_dtype = *dtype ? w->dtype : 0;
+    if (hint && quant_scheme_find(hint) == 0)
+        return err_set(e, ERR_FORMAT, "weight %s: the scheme %.20s is unknown", w->name, hint);
+    return ERR_OK;
+}
+
+struct sum {
+    uint64_t bytes, n;
+};
+
+static int sum_tensor(void *ctx, const struct spec_tensor *x)
+{
+    struct sum *s = ctx;
+    if (!add_u64(s->bytes, x->bytes, &s->bytes))
+        s->bytes = UINT64_MAX;
+    s->n++;
+    return 0;
+}
+
+/* All tensors of a weight. Experts are alike but for what is missing: one is measured, unless a tensor that
+ * may be absent is in play. */
+static struct sum stored_as(const struct trace *t, struct spec_weight *w)
+{
+    struct sum s = {0};
+    uint32_t count = w->count;
+    w->count = 1;
+    const char *name = w->name;
+    char first[TRACE_MAX_NAME + 8];
+    const char *place = count > 1 ? strstr(name, "%d") : NULL;
+    if (place) {
+        snprintf(first, sizeof first, "%.*s0%s", (int)(place - name), name, place + 2);
+        w->name = first;
+    }
+    (void)spec_physical_one(w, t->c, sum_tensor, &s);
+    w->name = name;
+    w->count = count;
+    if (!mul_u64(s.bytes, count, &s.bytes))
+        s.bytes = UINT64_MAX;
+    s.n *= count;
+    return s;
+}
+
+/* The value in the graph: the type of the codes, and the logical shape. */
+static int weight_value(struct trace *t, const struct json *item, struct spec_weight *w, uint64_t bytes,
+                        struct err *e)
+{
+    uint32_t code = w->form.scheme ? quant_code_dtype(w->form.scheme) : w->dtype, lead = w->count > 1;
+    struct graph_value_info info = {.name = w->name,
+                                    .layer = w->layer,
+                                    .quantisable = w->quantisable,
+                                    .scheme = w->form.scheme,
+                                    .stored_bytes = w->form.scheme ? bytes : 0};
+    int rc = parse_mark(item, &info, e);
+    if (rc)
+        return rc;
+    w->part = info.part;
+    w->units = info.part_units;
+    w->value = D0_NO_VALUE;
+    if (w->group != GROUP_TEXT)
+        return ERR_OK;
+    if (w->n_dims + lead > D0_MAX_DIMS)
+        return err_set(e, ERR_FORMAT, "weight %s: more than %d dimensions", w->name, D0_MAX_DIMS);
+    bool integer = w->dtype == D0_I64 || w->dtype == D0_I32;
+    struct d0_value v = {.kind = D0_VALUE_WEIGHT, .dtype = code, .n_dims = w->n_dims + lead};
+    if (w->form.scheme == 0 && !dtype_usable(code) && !integer)
+        v.dtype = t->fallback_dtype;
+    if (lead)
+        v.dims[0] = w->count;
+    memcpy(v.dims + lead, w->dims, w->n_dims * sizeof w->dims[0]);
+    return graph_add_value(t->s->graph, &v, &info, &w->value, e);
+}
+
 static int add_weight(struct trace *t, const struct json *item, uint32_t *out, struct err *e)
 {
     struct spec *s = t->s;
     struct spec_weight w = {.layer = -1};
-    const struct json *shape = json_get(item, "shape");
-    int64_t layer = -1;
-    uint64_t elements;
     int rc = check_name(t, item, &w.name, e);
-    if (rc)
+    if (rc || (rc = weight_form(t, item, &w, e)) != 0 || (rc = weight_shape(t, item, &w, e)) != 0)
         return rc;
-    if (shape == NULL || shape->type != JSON_ARRAY || shape->n < 1 || shape->n > D0_MAX_DIMS)
-        return err_set(e, ERR_FORMAT, "weight %s: its shape is no list of 1 to %d integers", w.name,
-                       D0_MAX_DIMS);
-    w.n_dims = shape->n;
-    for (uint32_t i = 0; i < shape->n; i++)
-        if (!json_i64(&shape->as.items[i], &w.dims[i]) || w.dims[i] <= 0)
-            return err_set(e, ERR_FORMAT, "weight %s: dimension %u is no positive integer", w.name, i);
-    if (!shape_elements(w.dims, w.n_dims, &elements) || !add_u64(s->parameters, elements, &s->parameters))
-        return err_set(e, ERR_FORMAT, "weight %s: too many elements", w.name);
-    if (!int_of(item, "layer", -1, INT32_MAX, &layer))
-        return err_set(e, ERR_FORMAT, "weight %s: its layer is no integer", w.name);
-    w.layer = (int32_t)layer;
-    w.tensor = ckpt_find(t->c, w.name);
-    struct d0_value v = {.kind = D0_VALUE_WEIGHT,
-                         .dtype =
-                             w.tensor && dtype_usable(w.tensor->dtype) ? w.tensor->dtype : t->fallback_dtype,
-                         .n_dims = w.n_dims};
-    memcpy(v.dims, w.dims, sizeof v.dims);
-    struct graph_value_info info = {.name = w.name, .layer = w.layer, .quantisable = flag_of(item, "quant")};
-    if ((rc = parse_mark(item, &info, e)) != 0 ||
-        (rc = graph_add_value(s->graph, &v, &info, &w.value, e)) != 0)
+    const char *hint = json_string(json_get(item, "quant"));
+    quant_decide(&w, t->c, &t->quant, hint ? quant_scheme_find(hint) : 0, w.dtype, &t->tally);
+    struct sum sum = stored_as(t, &w);
+    if ((rc = weight_value(t, item, &w, sum.bytes, e)) != 0)
         return rc;
+    if (!add_u64(s->tensor_bytes, sum.bytes, &s->tensor_bytes))
+        return err_set(e, ERR_FORMAT, "weight %s: too many bytes", w.name);
+    s->n_physical += sum.n;
+    if (w.part == PART_EXPERT) {
+        uint64_t n = w.count > 1 ? w.count : (uint64_t)w.dims[0];
+        s->n_experts = n > s->n_experts ? n : s->n_experts;
+    }
     if (vec_reserve((void **)&s->weights, &t->weights_capacity, s->n_weights + 1, sizeof *s->weights))
         return err_set(e, ERR_NOMEM, "no memory for the list of weights");
     s->weights[s->n_weights++] = w;
@@ -164,81 +275,81 @@ static int add_weight(struct trace *t, const struct json *item, uint32_t *out, s
 
 static int add_rope(struct trace *t, const struct json *item, uint32_t *out, struct err *e)
 {
-    const struct json *scaling = json_get(item, "scaling");
-    const char *name, *type = text_of(scaling, "type");
-    struct rope_scaling s = {.type = ROPE_DEFAULT};
+    const char *name;
+    const float *freq;
     int64_t dim;
-    double theta;
     int rc = check_name(t, item, &name, e);
-    if (rc)
+    if (rc || (rc = trace_rope(&t->s->arena, item, &dim, &freq, e)) != 0)
         return rc;
-    if (!int_of(item, "dim", 2, TRACE_MAX_ROPE, &dim) || dim % 2)
-        return err_set(e, ERR_FORMAT, "rope: dim must be an even number from 2 to %d", TRACE_MAX_ROPE);
-    if (!json_f64(json_get(item, "theta"), &theta) || !(theta > 0) || !(theta < 1e30))
-        return err_set(e, ERR_FORMAT, "rope: theta must be a positive number");
-    if (strcmp(type, "linear") == 0)
-        s.type = ROPE_LINEAR;
-    else if (strcmp(type, "llama3") == 0)
-        s.type = ROPE_LLAMA3;
-    else if (strcmp(type, "default") != 0)
-        return err_set(e, ERR_FORMAT, "rope: the scaling %s is unknown", type);
-    if (s.type != ROPE_DEFAULT && (!json_f64(json_get(scaling, "factor"), &s.factor) || !(s.factor > 0)))
-        return err_set(e, ERR_FORMAT, "rope: the factor of %s must be a positive number", type);
-    if (s.type == ROPE_LLAMA3 &&
-        (!json_f64(json_get(scaling, "low"), &s.low) || !json_f64(json_get(scaling, "high"), &s.high) ||
-         !json_f64(json_get(scaling, "original"), &s.original) || !(s.low > 0) || !(s.high > s.low) ||
-         !(s.original > 0)))
-        return err_set(e, ERR_FORMAT,
-                       "rope: llama3 needs 0 < low_freq_factor < high_freq_factor and a positive "
-                       "original_max_position_embeddings");
-    float *freq = arena_alloc_n(&t->s->arena, (size_t)dim / 2, sizeof *freq);
-    if (freq == NULL)
-        return err_set(e, ERR_NOMEM, "no memory for rope frequencies");
-    rope_inv_freq(dim, theta, &s, freq);
-    for (int64_t j = 0; j < dim / 2; j++)
-        if (!isfinite(freq[j]))
-            return err_set(e, ERR_FORMAT, "rope: frequency %lld is not finite", (long long)j);
     struct d0_value v = {.kind = D0_VALUE_WEIGHT, .dtype = D0_F32, .n_dims = 1, .dims = {dim / 2}};
     struct graph_value_info info = {.name = name, .layer = -1, .constant = freq};
     return graph_add_value(t->s->graph, &v, &info, out, e);
 }
 
-/* Pages of one layer: k, and right after it v. */
+/* State of fixed size for each sequence: [slots, dims...], float32. */
+static int add_slots(struct trace *t, const struct json *item, const char *name, int64_t layer, uint32_t *out,
+                     struct err *e)
+{
+    const struct json *dims = json_get(item, "dims");
+    struct d0_value v = {.kind = D0_VALUE_STATE, .dtype = D0_F32, .n_dims = 1, .dims = {1}};
+    struct graph_value_info info = {.name = name, .layer = (int32_t)layer, .state = STATE_SLOTS};
+    uint64_t bytes = 4;
+    for (uint32_t i = 0; dims && dims->type == JSON_ARRAY && i < dims->n; i++) {
+        int64_t d;
+        if (v.n_dims >= D0_MAX_DIMS || !json_i64(&dims->as.items[i], &d) || d < 1 || d > INT32_MAX ||
+            !mul_u64(bytes, (uint64_t)d, &bytes))
+            return err_set(e, ERR_FORMAT, "state %s: its shape is out of range", name);
+        v.dims[v.n_dims++] = d;
+    }
+    if (v.n_dims < 2 || !add_u64(t->s->state_bytes, bytes, &t->s->state_bytes))
+        return err_set(e, ERR_FORMAT, "state %s: its shape is out of range", name);
+    return graph_add_value(t->s->graph, &v, &info, out, e);
+}
+
+/* Pages of one layer. v comes right after its k; a latent, an index or a pool stands alone. */
 static int add_state(struct trace *t, const struct json *item, uint32_t *out, struct err *e)
 {
     struct spec *s = t->s;
-    const char *name, *which = text_of(item, "which");
-    int64_t layer, kv_heads, dim;
+    const char *name, *which = trace_text(item, "which");
+    int64_t layer, kv_heads, dim, ratio = 1;
     int rc = check_name(t, item, &name, e);
     if (rc)
         return rc;
-    if (!int_of(item, "layer", 0, INT32_MAX, &layer) || !int_of(item, "kv_heads", 1, INT32_MAX, &kv_heads) ||
-        !int_of(item, "dim", 1, INT32_MAX, &dim))
+    if (!trace_int(item, "layer", 0, INT32_MAX, &layer))
+        return err_set(e, ERR_FORMAT, "state %s: layer is out of range", name);
+    if (strcmp(which, "slots") == 0)
+        return add_slots(t, item, name, layer, out, e);
+    if (!trace_int(item, "kv_heads", 1, INT32_MAX, &kv_heads) || !trace_int(item, "dim", 1, INT32_MAX, &dim) ||
+        (json_get(item, "ratio") && !trace_int(item, "ratio", 1, 1 << 20, &ratio)))
         return err_set(e, ERR_FORMAT, "state %s: layer, kv_heads or dim is out of range", name);
+    int64_t rows = s->page_tokens / ratio;
     struct d0_value v = {.kind = D0_VALUE_STATE,
                          .dtype = s->kv_dtype,
                          .n_dims = 4,
-                         .dims = {1, kv_heads, s->page_tokens, dim}};
-    struct graph_value_info info = {.name = name, .layer = (int32_t)layer};
+                         .dims = {1, kv_heads, rows ? rows : 1, dim}};
+    struct graph_value_info info = {.name = name, .layer = (int32_t)layer, .state = STATE_PAGES};
     if ((rc = graph_add_value(s->graph, &v, &info, out, e)) != 0)
         return rc;
-    uint64_t bytes = (uint64_t)kv_heads * (uint64_t)dim * dtype_bits(s->kv_dtype) / 8;
+    uint64_t bytes = (uint64_t)kv_heads * (uint64_t)dim * dtype_bits(s->kv_dtype) / 8 / (uint64_t)ratio;
     if (!add_u64(s->kv_bytes_per_token, bytes, &s->kv_bytes_per_token))
         return err_set(e, ERR_FORMAT, "state %s: too large", name);
-    if (strcmp(which, "k") == 0) {
+    bool alone = strcmp(which, "latent") == 0 || strcmp(which, "index") == 0 || strcmp(which, "pool") == 0;
+    if (alone || strcmp(which, "k") == 0) {
         if (vec_reserve((void **)&s->kv, &t->kv_capacity, s->n_kv + 1, sizeof *s->kv))
             return err_set(e, ERR_NOMEM, "no memory for the list of states");
         s->kv[s->n_kv++] = (struct spec_kv){.layer = (int32_t)layer,
                                             .k_value = *out,
                                             .v_value = D0_NO_VALUE,
                                             .kv_heads = (uint32_t)kv_heads,
-                                            .dim = (uint32_t)dim};
+                                            .dim = (uint32_t)dim,
+                                            .ratio = (uint32_t)ratio};
+        t->v_expected = !alone;
         return ERR_OK;
     }
     struct spec_kv *kv = s->n_kv ? &s->kv[s->n_kv - 1] : NULL;
-    if (strcmp(which, "v") != 0 || kv == NULL || kv->layer != layer || kv->v_value != D0_NO_VALUE ||
-        kv->kv_heads != kv_heads)
+    if (strcmp(which, "v") != 0 || !t->v_expected || kv->layer != layer || kv->kv_heads != kv_heads)
         return err_set(e, ERR_FORMAT, "state %s: v must follow the k of its layer", name);
+    t->v_expected = false;
     kv->v_value = *out;
     kv->v_dim = (uint32_t)dim;
     return ERR_OK;
@@ -272,7 +383,7 @@ static int node_attrs(const struct json *attrs, struct d0_node *n, struct err *e
 
 static int add_node(struct trace *t, uint32_t index, const struct json *item, uint32_t *out, struct err *e)
 {
-    const struct op_info *op = op_find_name(text_of(item, "op"));
+    const struct op_info *op = op_find_name(trace_text(item, "op"));
     const struct json *ins = json_get(item, "inputs");
     struct d0_node n = {0};
     const char *name;
@@ -281,17 +392,21 @@ static int add_node(struct trace *t, uint32_t index, const struct json *item, ui
     if (rc)
         return rc;
     if (op == NULL)
-        return err_set(e, ERR_FORMAT, "the operator %.40s is unknown", text_of(item, "op"));
+        return err_set(e, ERR_FORMAT, "the operator %.40s is unknown", trace_text(item, "op"));
     if (ins == NULL || ins->type != JSON_ARRAY || ins->n > D0_MAX_NODE_INPUTS)
         return err_set(e, ERR_FORMAT, "%s %s: its inputs are no list of up to %d", op->name, name,
                        D0_MAX_NODE_INPUTS);
-    if (!int_of(item, "layer", -1, INT32_MAX, &layer))
+    if (!trace_int(item, "layer", -1, INT32_MAX, &layer))
         return err_set(e, ERR_FORMAT, "%s %s: its layer is no integer", op->name, name);
     n.op = op->id;
     n.layer = (int32_t)layer;
     n.n_inputs = ins->n;
     for (uint32_t i = 0; i < ins->n; i++) {
         int64_t at;
+        if (json_i64(&ins->as.items[i], &at) && at == 0) {
+            n.inputs[i] = D0_NO_VALUE; /* absent */
+            continue;
+        }
         if (!json_i64(&ins->as.items[i], &at) || at < 1 || at > index)
             return err_set(e, ERR_FORMAT, "%s %s: input %u is no earlier item", op->name, name, i);
         n.inputs[i] = t->ids[at - 1];
@@ -303,15 +418,32 @@ static int add_node(struct trace *t, uint32_t index, const struct json *item, ui
     if ((rc = graph_add_node(t->s->graph, &n, name, out, e)) != 0)
         return rc;
     if (*out != D0_NO_VALUE)
-        t->s->graph->info[*out].probe = flag_of(item, "probe");
+        t->s->graph->info[*out].probe = trace_flag(item, "probe");
     return ERR_OK;
+}
+
+/* A further output of a node. */
+static int add_output(struct trace *t, uint32_t index, const struct json *item, uint32_t *out, struct err *e)
+{
+    int64_t of, which;
+    const struct graph *g = t->s->graph;
+    if (!trace_int(item, "of", 1, index, &of) || !trace_int(item, "index", 0, D0_MAX_NODE_OUTPUTS - 1, &which))
+        return err_set(e, ERR_FORMAT, "item %u of the trace is an output of no earlier item", index + 1);
+    for (uint32_t i = g->n_nodes; i-- > 0;) {
+        const struct d0_node *n = &g->nodes[i];
+        if (n->n_outputs > which && n->outputs[0] == t->ids[of - 1] && t->ids[of - 1] != D0_NO_VALUE) {
+            *out = n->outputs[which];
+            return ERR_OK;
+        }
+    }
+    return err_set(e, ERR_FORMAT, "item %u of the trace is an output that does not exist", index + 1);
 }
 
 static int add_items(struct trace *t, struct err *e)
 {
     for (uint32_t i = 0; i < t->items->n; i++) {
         const struct json *item = &t->items->as.items[i];
-        const char *kind = text_of(item, "k");
+        const char *kind = trace_text(item, "k");
         int rc;
         t->ids[i] = D0_NO_VALUE;
         if (strcmp(kind, "input") == 0)
@@ -324,6 +456,8 @@ static int add_items(struct trace *t, struct err *e)
             rc = add_state(t, item, &t->ids[i], e);
         else if (strcmp(kind, "node") == 0)
             rc = add_node(t, i, item, &t->ids[i], e);
+        else if (strcmp(kind, "output") == 0)
+            rc = add_output(t, i, item, &t->ids[i], e);
         else
             rc = err_set(e, ERR_FORMAT, "item %u of the trace is of no known kind", i + 1);
         if (rc)
@@ -341,9 +475,9 @@ static uint32_t choose_kv_dtype(const struct trace *t)
     bool any = false;
     for (uint32_t i = 0; i < t->items->n; i++) {
         const struct json *item = &t->items->as.items[i];
-        if (strcmp(text_of(item, "k"), "weight") != 0)
+        if (strcmp(trace_text(item, "k"), "weight") != 0)
             continue;
-        const struct ckpt_tensor *x = ckpt_find(t->c, text_of(item, "name"));
+        const struct ckpt_tensor *x = ckpt_find(t->c, trace_text(item, "name"));
         if (x && x->dtype != D0_F32)
             return D0_BF16;
         any |= x != NULL;
@@ -353,10 +487,15 @@ static uint32_t choose_kv_dtype(const struct trace *t)
 
 static uint32_t config_dtype(const struct ckpt *c)
 {
-    const char *name = json_string(json_get(c->config, "torch_dtype"));
-    if (name == NULL)
-        name = json_string(json_get(c->config, "dtype"));
-    uint32_t dtype = name ? dtype_parse_torch(name) : 0;
+    static const char *const nested[] = {NULL, "text_config", "llm_config", "language_config"};
+    uint32_t dtype = 0;
+    for (size_t i = 0; i < ARRAY_LEN(nested) && !dtype_usable(dtype); i++) {
+        const struct json *from = nested[i] ? json_get(c->config, nested[i]) : c->config;
+        const char *name = json_string(json_get(from, "torch_dtype"));
+        if (name == NULL)
+            name = json_string(json_get(from, "dtype"));
+        dtype = name ? dtype_parse_torch(name) : 0;
+    }
     return dtype_usable(dtype) ? dtype : D0_F32;
 }
 
@@ -370,10 +509,10 @@ static int model_facts(struct spec *s, const struct json *model, struct err *e)
                  {"heads", &s->n_heads},     {"kv_heads", &s->n_kv_heads},
                  {"head_dim", &s->head_dim}, {"intermediate", &s->intermediate}};
     for (size_t i = 0; i < ARRAY_LEN(facts); i++)
-        if (!int_of(model, facts[i].key, 1, INT32_MAX, facts[i].out))
+        if (!trace_int(model, facts[i].key, 1, INT32_MAX, facts[i].out))
             return err_set(e, ERR_FORMAT, "the trace does not tell %s: is %s missing?", facts[i].key,
                            strcmp(facts[i].key, "positions") == 0 ? "context(n)" : "an operator");
-    s->tied_embeddings = flag_of(model, "tied");
+    s->tied_embeddings = trace_flag(model, "tied");
     return ERR_OK;
 }
 
@@ -387,9 +526,9 @@ static int check_result(const struct trace *t, int64_t result, struct err *e)
     const struct d0_value *v = &g->values[id];
     if (v->n_dims != 2 || v->dims[0] != D0_DIM_ROWS || v->dims[1] != t->s->vocab_size)
         return err_set(e, ERR_FORMAT, "build must end with logits over the vocabulary of the embedding");
-    for (size_t i = 0; i < t->s->n_kv; i++)
-        if (t->s->kv[i].v_value == D0_NO_VALUE)
-            return err_set(e, ERR_FORMAT, "layer %d declares k pages without v pages", t->s->kv[i].layer);
+    if (t->v_expected)
+        return err_set(e, ERR_FORMAT, "layer %d declares k pages without v pages",
+                       t->s->kv[t->s->n_kv - 1].layer);
     return ERR_OK;
 }
 
@@ -417,8 +556,66 @@ static bool into_arena(struct arena *a, void **list, size_t n, size_t element)
     return p != NULL;
 }
 
+/* Parameters that one token uses: all of the text, but of the experts only the chosen ones. */
+static void count_active(struct spec *s)
+{
+    const struct graph *g = s->graph;
+    for (size_t i = 0; i < s->n_weights; i++) {
+        uint64_t n;
+        if (s->weights[i].group == GROUP_TEXT && shape_elements(s->weights[i].dims, s->weights[i].n_dims, &n))
+            s->active_parameters += n * s->weights[i].count;
+    }
+    for (uint32_t i = 0; i < g->n_nodes; i++) {
+        const struct d0_node *n = &g->nodes[i];
+        if (n->op != D0_OP_EXPERTS)
+            continue;
+        uint64_t chosen = (uint64_t)g->values[n->inputs[1]].dims[1], experts = (uint64_t)g->values[n->inputs[3]].dims[0];
+        for (uint32_t j = 3; j < n->n_inputs; j++) {
+            uint64_t all;
+            const struct d0_value *v = n->inputs[j] == D0_NO_VALUE ? NULL : &g->values[n->inputs[j]];
+            if (v && chosen < experts && shape_elements(v->dims, v->n_dims, &all))
+                s->active_parameters -= all / experts * (experts - chosen);
+        }
+    }
+}
+
+/* {"vision": {"linear": 12}}: operators that are described but not in the graph. */
+static int outside_counts(struct spec *s, const struct json *outside, struct err *e)
+{
+    size_t n = 0;
+    for (uint32_t i = 0; outside && outside->type == JSON_OBJECT && i < outside->n; i++)
+        n += outside->as.members[i].value.type == JSON_OBJECT ? outside->as.members[i].value.n : 0;
+    s->outside = arena_alloc_n(&s->arena, n + 1, sizeof *s->outside);
+    if (s->outside == NULL)
+        return err_set(e, ERR_NOMEM, "no memory for counts of operators");
+    for (uint32_t i = 0; n && i < outside->n; i++) {
+        const struct json_member *m = &outside->as.members[i];
+        for (uint32_t k = 0; m->value.type == JSON_OBJECT && k < m->value.n; k++) {
+            const struct json_member *op = &m->value.as.members[k];
+            struct spec_count *x = &s->outside[s->n_outside++];
+            x->group = arena_strdup(&s->arena, m->key);
+            x->op = arena_strdup(&s->arena, op->key);
+            (void)json_u64(&op->value, &x->count);
+            if (x->group == NULL || x->op == NULL)
+                return err_set(e, ERR_NOMEM, "no memory for counts of operators");
+        }
+    }
+    return ERR_OK;
+}
+
+/* What an architecture file noticed about config.json. */
+static void add_notes(const struct json *notes, struct findings *f)
+{
+    for (uint32_t i = 0; notes && notes->type == JSON_ARRAY && i < notes->n && i < 16; i++) {
+        char key[120], text[300];
+        const struct json *note = json_at(notes, i);
+        finding_add(f, FINDING_C008, ckpt_show(trace_text(note, "key"), key, sizeof key), "%s",
+                    ckpt_show(trace_text(note, "text"), text, sizeof text));
+    }
+}
+
 int spec_translate(struct spec *s, const struct ckpt *c, const struct json *trace,
-                   const struct spec_options *o, struct err *e)
+                   const struct spec_options *o, struct findings *f, struct err *e)
 {
     struct trace t = {.s = s, .c = c, .items = json_get(trace, "items")};
     int64_t result = 0;
@@ -432,6 +629,8 @@ int spec_translate(struct spec *s, const struct ckpt *c, const struct json *trac
     if (t.ids == NULL)
         rc = err_set(e, ERR_NOMEM, "no memory for the trace");
     if (!rc)
+        rc = quant_config_read(&t.quant, c, &s->arena, f, e);
+    if (!rc)
         rc = add_items(&t, e);
     if (!rc)
         rc = model_facts(s, json_get(trace, "model"), e);
@@ -444,6 +643,13 @@ int spec_translate(struct spec *s, const struct ckpt *c, const struct json *trac
         rc = graph_verify(s->graph, e);
     if (!rc)
         rc = unread_keys(s, json_get(trace, "unread"), e);
+    if (!rc)
+        rc = outside_counts(s, json_get(trace, "outside"), e);
+    if (!rc) {
+        count_active(s);
+        quant_report(&t.tally, &t.quant, f);
+        add_notes(json_get(trace, "notes"), f);
+    }
     bool ok = into_arena(&s->arena, (void **)&s->weights, s->n_weights, sizeof *s->weights);
     ok &= into_arena(&s->arena, (void **)&s->kv, s->n_kv, sizeof *s->kv);
     strmap_release(&t.names);

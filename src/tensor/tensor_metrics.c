@@ -51,7 +51,7 @@ void metrics_compare(const float *a, const float *b, size_t n, struct metrics *o
         finite++;
     }
     m.relative_l2 = dd == 0 ? 0 : bb > 0 ? sqrt(dd / bb) : INFINITY;
-    m.cosine = aa == 0 && bb == 0 ? 1 : aa == 0 || bb == 0 ? 0 : ab / (sqrt(aa) * sqrt(bb));
+    m.cosine = aa == 0 && bb == 0 ? 1 : aa == 0 || bb == 0 ? 0 : ab / sqrt(aa * bb);
     double variance = finite ? bb / (double)finite - (sum / (double)finite) * (sum / (double)finite) : 0;
     m.nmse = dd == 0 ? 0 : variance > 0 ? dd / (double)finite / variance : INFINITY;
     *out = m;

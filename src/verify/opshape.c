@@ -168,8 +168,9 @@ bool opshape_default(uint32_t op, uint32_t dtype, unsigned i, struct opshape *ou
     case D0_OP_GATHER_ROWS:
         out->k = i < TAILS ? (int64_t)i + 1 : (int64_t)1000 + (i - TAILS);
         return i < TAILS + 4;
+    default:
+        return false; /* no case yet */
     }
-    return false;
 }
 
 void opshape_bench(uint32_t op, uint32_t dtype, struct opshape *out, int64_t dims[D0_N_DIMS])

@@ -12,7 +12,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#include "kcheck.h"
+#include "kc.h"
 
 #define REGION_BYTES ((size_t)4 << 20)
 #define GUARD_BYTES  ((size_t)64 << 10)
@@ -116,13 +116,14 @@ static void *region_put(struct region *r, size_t bytes, bool at_end, unsigned ch
     return r->data;
 }
 
+static bool filled(const unsigned char *p, size_t n, unsigned char fill)
+{
+    return n == 0 || (p[0] == fill && memcmp(p, p + 1, n - 1) == 0);
+}
+
 static bool slack_is(const struct region *r, unsigned char fill)
 {
-    const unsigned char *p = r->data + r->bytes == r->end ? r->data - SLACK : r->data + r->bytes;
-    for (size_t i = 0; i < SLACK; i++)
-        if (p[i] != fill)
-            return false;
-    return true;
+    return filled(r->data + r->bytes == r->end ? r->data - SLACK : r->data + r->bytes, SLACK, fill);
 }
 
 bool kc_place(struct kc_memory *m, const struct kc_case *c, const struct kern_variant *v, bool at_end,
@@ -156,8 +157,7 @@ bool kc_place(struct kc_memory *m, const struct kc_case *c, const struct kern_va
     }
     m->scratch_bytes = ALIGN_UP(v->scratch ? v->scratch(&p->a) : 0, 64);
     p->a.scratch_bytes = m->scratch_bytes;
-    p->a.scratch =
-        region_put(&m->regions[REGION_SCRATCH], KC_THREADS * m->scratch_bytes, at_end, KC_FILL);
+    p->a.scratch = region_put(&m->regions[REGION_SCRATCH], KC_THREADS * m->scratch_bytes, at_end, KC_FILL);
     if (!p->a.scratch)
         return false;
     memset(p->a.scratch, KC_FILL, KC_THREADS * m->scratch_bytes);
@@ -193,8 +193,8 @@ const char *kc_touched(struct kc_memory *m, const struct kc_case *c, const struc
     if (!slack_is(&m->regions[REGION_SCRATCH], KC_FILL))
         return "written beside the scratch";
     for (unsigned t = 0; t < KC_THREADS; t++)
-        for (size_t i = 0; t != thread && i < m->scratch_bytes; i++)
-            if (((const unsigned char *)p->a.scratch)[t * m->scratch_bytes + i] != KC_FILL)
-                return "the scratch of another thread was written";
+        if (t != thread &&
+            !filled((const unsigned char *)p->a.scratch + t * m->scratch_bytes, m->scratch_bytes, KC_FILL))
+            return "the scratch of another thread was written";
     return NULL;
 }

@@ -7,7 +7,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "kcheck.h"
+#include "kc.h"
 
 #define TAILS 70 /* every width 1..70 */
 /* results below the smallest normal number may be flushed: 8 * 2^-23 of it is 2^-126 */
@@ -69,8 +69,7 @@ static void judge_row_copy(struct kc_case *c, unsigned ints, unsigned rows, int6
     for (size_t i = 0; i < kc_outputs(c); i++) {
         int32_t row = at[i / (size_t)c->a.n];
         bool good = row >= 0 && row < n_rows;
-        c->want[i] =
-            good ? kc_at(c, rows, (size_t)row * (size_t)c->a.n + i % (size_t)c->a.n) : (double)NAN;
+        c->want[i] = good ? kc_at(c, rows, (size_t)row * (size_t)c->a.n + i % (size_t)c->a.n) : (double)NAN;
         c->scale[i] = fabs(c->want[i]);
     }
 }
@@ -124,6 +123,15 @@ static void linear_sizes(struct kc_case *c, unsigned index, int64_t *m, int64_t 
         static const int64_t unit[] = {1, 16, 32};
         c->a.segments = INT64_C(1) << kc_between(c, 1, 6);
         *k = c->a.segments * kc_between(c, 1, 5) * unit[kc_between(c, 0, 2)];
+        *m = kc_between(c, 1, kc_chance(c, 3) ? 50 : 20);
+    } else if (kc_chance(c, 4)) { /* several blocks of rows of W for several tiles of tokens */
+        *k = kc_between(c, 1, 300);
+        *n = kc_between(c, 90, 210);
+        *m = kc_between(c, 21, 70);
+    } else if (kc_chance(c, 4)) { /* several blocks of K */
+        *k = kc_between(c, 1500, 4200);
+        *n = kc_between(c, 1, 12);
+        *m = kc_between(c, 25, 45);
     } else {
         *k = kc_between(c, 1, 1500);
         *n = kc_between(c, 1, 40);
@@ -141,18 +149,15 @@ void kc_make_LINEAR(struct kc_case *c, unsigned index)
     bool bias = !c->large && kc_chance(c, 2);
     if (bias)
         kc_fill(c, 2, kc_any_type(c), n, 0);
-    poison(c, kc_chance(c, 2), c->in[0].bytes ? (kc_chance(c, 2) ? 1 : 1) : 0, k);
-    if (c->values == KC_POISON && m) {
-        poison(c, 0, m, k);
-        poison(c, 1, n, k);
-    }
+    poison(c, 0, m, k);
+    poison(c, 1, n, k);
     kc_output(c, m, n);
     c->a.tokens = m;
     c->a.k = k;
     c->flops = 2.0 * (double)(m * n * k);
     c->moved = (double)(n * k) * (double)kc_width(c->dtype);
-    snprintf(c->shape, sizeof c->shape, "M=%d N=%d K=%d S=%d%s%s", (int)m, (int)n, (int)k,
-             (int)c->a.segments, bias ? " bias " : "", bias ? dtype_name(c->a.in_dtype[2]) : "");
+    snprintf(c->shape, sizeof c->shape, "M=%d N=%d K=%d S=%d%s%s", (int)m, (int)n, (int)k, (int)c->a.segments,
+             bias ? " bias " : "", bias ? dtype_name(c->a.in_dtype[2]) : "");
 }
 
 void kc_judge_LINEAR(struct kc_case *c)
@@ -189,8 +194,7 @@ void kc_make_RMS_NORM(struct kc_case *c, unsigned index)
         t = 512;
     }
     kc_fill(c, 0, D0_F32, t * d * groups, d * groups);
-    if (t)
-        poison(c, 0, t, d * groups);
+    poison(c, 0, t, d * groups);
     bool weight = c->large || !kc_chance(c, 4);
     if (weight)
         kc_fill(c, 1, kc_any_type(c), d, 0);
@@ -231,10 +235,8 @@ static void make_pair(struct kc_case *c, unsigned index)
     int64_t k = c->large ? 8192 : width_of(c, index, 900), t = c->large ? 512 : kc_between(c, 0, 20);
     kc_fill(c, 0, D0_F32, t * k, k);
     kc_fill(c, 1, D0_F32, t * k, k);
-    if (t) {
-        poison(c, 0, t, k);
-        poison(c, 1, t, k);
-    }
+    poison(c, 0, t, k);
+    poison(c, 1, t, k);
     kc_output(c, t, k);
     c->a.tokens = t;
     c->a.k = k;
@@ -264,7 +266,7 @@ void kc_make_GLU(struct kc_case *c, unsigned index)
 {
     make_pair(c, index);
     float *gate = c->in[0].data; /* also the range in which e^-x leaves float32 */
-    for (size_t i = 0; i < c->in[0].bytes / sizeof *gate; i++)
+    for (size_t i = 0; i < c->in[0].bytes / sizeof *gate && c->values != KC_POISON; i++)
         if (kc_chance(c, 16))
             gate[i] = (float)(kc_normal(&c->rng) * 60);
 }
@@ -275,8 +277,6 @@ void kc_judge_GLU(struct kc_case *c)
     for (size_t i = 0; i < kc_outputs(c); i++) {
         double g = kc_at(c, 0, i), up = kc_at(c, 1, i);
         c->want[i] = g / (1 + exp(-g)) * up;
-        if (isfinite(c->want[i]))
-            c->scale[i] = fmax(fabs(c->want[i]), SCALE_FLOOR * fmax(1, fabs(up)));
-        /* minus infinity times zero is NaN in float32 as here; a gate of -1e30 gives zero in both */
+        c->scale[i] = fmax(fabs(c->want[i]), SCALE_FLOOR * fmax(1, fabs(up)));
     }
 }

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "kcheck.h"
+#include "kc.h"
 
 double kc_normal(struct rng *r)
 {
@@ -82,18 +82,15 @@ int32_t *kc_ints(struct kc_case *c, unsigned i, int64_t n, int64_t row_elements)
 
 void kc_output(struct kc_case *c, int64_t rows, int64_t row_elements)
 {
-    c->out = (struct kc_array){
-        NULL, (size_t)(rows * row_elements) * sizeof(float), (size_t)row_elements * sizeof(float)};
+    c->out = (struct kc_array){NULL, (size_t)(rows * row_elements) * sizeof(float),
+                               (size_t)row_elements * sizeof(float)};
     c->a.n_rows = rows;
     c->a.n = row_elements;
 }
 
 double kc_at(const struct kc_case *c, unsigned i, size_t element)
 {
-    float v;
-    size_t width = kc_width(c->a.in_dtype[i]);
-    tensor_to_f32((const unsigned char *)c->in[i].data + element * width, c->a.in_dtype[i], 1, &v);
-    return (double)v;
+    return (double)c->wide[i][element];
 }
 
 size_t kc_outputs(const struct kc_case *c)
@@ -107,11 +104,20 @@ void kc_judge_begin(struct kc_case *c)
     c->scale = arena_alloc_n(c->arena, kc_outputs(c), sizeof *c->scale);
     if (!c->want || !c->scale)
         abort();
+    for (unsigned i = 0; i < D0_MAX_NODE_INPUTS; i++) {
+        if (!dtype_is_float(c->a.in_dtype[i]) || !c->in[i].data)
+            continue;
+        size_t n = c->in[i].bytes / kc_width(c->a.in_dtype[i]);
+        c->wide[i] = arena_alloc_n(c->arena, n, sizeof *c->wide[i]);
+        if (!c->wide[i])
+            abort();
+        tensor_to_f32(c->in[i].data, c->a.in_dtype[i], n, c->wide[i]);
+    }
 }
 
 const char *kc_values_name(enum kc_values v)
 {
-    static const char *const names[KC_N_VALUES] = {"normal", "tiny",     "huge",  "sparse",
+    static const char *const names[KC_N_VALUES] = {"normal",  "tiny",     "huge",  "sparse",
                                                    "outlier", "positive", "poison"};
     return v < KC_N_VALUES ? names[v] : "?";
 }

@@ -746,7 +746,8 @@ static void write_ops_md(struct strbuf *b)
     }
     strbuf_puts(b, "\n## Meaning\n");
     for (size_t i = 0; i < n; i++)
-        strbuf_printf(b, "\n**%s**: %s.\n", ops[i].name, ops[i].meaning);
+        strbuf_printf(b, "\n**%s**: %s.%s\n", ops[i].name, ops[i].meaning,
+                      op_no_kernel(ops[i].id) ? " *No kernel yet.*" : "");
     strbuf_puts(b, "\n## Attributes\n\n| key | attribute | type | meaning |\n| --- | --- | --- | --- |\n");
     for (size_t i = 0; (key = attr_all(i)) != 0; i++)
         strbuf_printf(b, "| %u | %s | %s | %s |\n", key, attr_name(key),

@@ -145,22 +145,23 @@ static void test_cgroup_walk(void **state)
     (void)state;
     char root[] = "/tmp/day0_host_XXXXXX";
     assert_non_null(mkdtemp(root));
-    assert_true(host_cgroup_memory(root) == HOST_NO_LIMIT);
-    assert_int_equal(host_cgroup_cpus(root), 0);
+    const struct host_source from = {.root = root};
+    assert_true(host_cgroup_memory(&from) == HOST_NO_LIMIT);
+    assert_int_equal(host_cgroup_cpus(&from), 0);
     put(root, "/proc/self/cgroup", "0::/job/step\n");
     put(root, "/proc/self/mountinfo", "31 23 0:28 / /cg rw - cgroup2 cgroup rw\n");
-    assert_true(host_cgroup_memory(root) == HOST_NO_LIMIT);
+    assert_true(host_cgroup_memory(&from) == HOST_NO_LIMIT);
     /* the level in between binds: 1000 - (600 - 100) */
     put(root, "/cg/job/step/memory.max", "max\n");
     put(root, "/cg/job/memory.max", "1000\n");
     put(root, "/cg/job/memory.current", "600\n");
     put(root, "/cg/job/memory.stat", "anon 500\ninactive_file 100\n");
     put(root, "/cg/job/cpu.max", "250000 100000\n");
-    assert_int_equal(host_cgroup_memory(root), 500);
-    assert_int_equal(host_cgroup_cpus(root), 3);
+    assert_int_equal(host_cgroup_memory(&from), 500);
+    assert_int_equal(host_cgroup_cpus(&from), 3);
     put(root, "/cg/job/step/memory.high", "300\n");
     put(root, "/cg/job/step/memory.current", "400\n");
-    assert_int_equal(host_cgroup_memory(root), 0);
+    assert_int_equal(host_cgroup_memory(&from), 0);
     /* v1, in a container that sees its own group as the root of the mount */
     put(root, "/proc/self/cgroup", "4:memory:/docker/x\n1:cpu:/docker/x\n");
     put(root, "/proc/self/mountinfo",
@@ -170,8 +171,8 @@ static void test_cgroup_walk(void **state)
     put(root, "/cg/memory/memory.usage_in_bytes", "1000\n");
     put(root, "/cg/cpu/cpu.cfs_quota_us", "100000\n");
     put(root, "/cg/cpu/cpu.cfs_period_us", "100000\n");
-    assert_int_equal(host_cgroup_memory(root), 4000);
-    assert_int_equal(host_cgroup_cpus(root), 1);
+    assert_int_equal(host_cgroup_memory(&from), 4000);
+    assert_int_equal(host_cgroup_cpus(&from), 1);
     remove_tree(root);
 }
 
@@ -238,7 +239,7 @@ static void test_address_space(void **state)
     if (pid == 0) {
         char text[128];
         uint64_t bytes, room = (uint64_t)1 << 30;
-        if (!host_read_text("", "/proc/self/statm", text, sizeof text))
+        if (!host_read_text(&(struct host_source){0}, "/proc/self/statm", text, sizeof text))
             _exit(8);
         rlim_t mapped = strtoull(text, NULL, 10) * (rlim_t)sysconf(_SC_PAGESIZE);
         struct rlimit r = {mapped + room, mapped + room};

@@ -366,14 +366,14 @@ static void test_config_findings(void **state)
         {{{"attention_bias", "1"}}, FINDING_C006, "attention_bias", "true or false"},
         {{{"hidden_act", "\"gelu\""}}, FINDING_C006, "hidden_act", "gelu is not implemented"},
         {{{"partial_rotary_factor", "0.5"}}, FINDING_C006, "partial_rotary_factor", NULL},
-        {{{"rope_scaling", "{\"type\": \"yarn\", \"factor\": 4.0}"}},
+        {{{"rope_scaling", "{\"type\": \"odd\", \"factor\": 4.0}"}},
          FINDING_C006,
          "rope_scaling.rope_type",
-         "yarn"},
-        {{{"rope_scaling", "{\"rope_type\": \"dynamic\"}"}},
+         "odd"},
+        {{{"rope_scaling", "{\"rope_type\": \"yarn\", \"factor\": 0}"}},
          FINDING_C006,
-         "rope_scaling.rope_type",
-         "dynamic"},
+         "rope_scaling.factor",
+         "positive"},
         {{{"rope_scaling", "{\"rope_type\": \"linear\", \"type\": \"yarn\"}"}},
          FINDING_C006,
          "rope_scaling.rope_type",
@@ -390,11 +390,6 @@ static void test_config_findings(void **state)
          FINDING_C006,
          "rope_parameters",
          "rope_scaling too"},
-        {{{"quantization_config", "{\"quant_method\": \"fp8\"}"}},
-         FINDING_C006,
-         "quantization_config",
-         "fp8"},
-        {{{"quantization_config", "7"}}, FINDING_C006, "quantization_config", NULL},
         {{{"architectures", "[\"LlamaForCausalLn\"]"}},
          FINDING_C003,
          "LlamaForCausalLn",
@@ -706,10 +701,10 @@ static void test_hostile_traces(void **state)
         {"{k = 'input', name = 'a', role = 'b'}", "the input b is unknown"},
         {"{k = 'input', role = 'ids'}", "name is missing"},
         {"{k = 'input', name = 'a', role = 'ids'}, {k = 'input', name = 'a', role = 'rows'}", "used twice"},
-        {"{k = 'weight', name = 'w', shape = {1, 2, 3, 4, 5}, part = 'rep', units = 0, layer = -1}",
-         "1 to 4 integers"},
-        {"{k = 'weight', name = 'w', shape = {}, part = 'rep', units = 0, layer = -1}", "1 to 4 integers"},
-        {"{k = 'weight', name = 'w', shape = 7, part = 'rep', units = 0, layer = -1}", "1 to 4 integers"},
+        {"{k = 'weight', name = 'w', shape = {1, 2, 3, 4, 5, 6}, part = 'rep', units = 0, layer = -1}",
+         "1 to 5 integers"},
+        {"{k = 'weight', name = 'w', shape = {}, part = 'rep', units = 0, layer = -1}", "1 to 5 integers"},
+        {"{k = 'weight', name = 'w', shape = 7, part = 'rep', units = 0, layer = -1}", "1 to 5 integers"},
         {"{k = 'weight', name = 'w', shape = {0}, part = 'rep', units = 0, layer = -1}",
          "no positive integer"},
         {"{k = 'weight', name = 'w', shape = {1 << 62, 4}, part = 'rep', units = 0, layer = -1}",
@@ -778,8 +773,12 @@ static void test_shipped(void **state)
     const struct arch_file *files;
     size_t n = spec_arch_files(&files);
     assert_true(n >= 1);
-    assert_string_equal(files[0].name, "llama.lua");
-    assert_int_equal(strlen(files[0].text), files[0].n);
+    bool llama = false;
+    for (size_t i = 0; i < n; i++) {
+        llama |= strcmp(files[i].name, "llama.lua") == 0;
+        assert_int_equal(strlen(files[i].text), files[i].n);
+    }
+    assert_true(llama);
     struct opened x, y; /* twice the same */
     open_tiny(&x, &(struct setup){.dtype = D0_F32});
     open_tiny(&y, &(struct setup){.dtype = D0_F32});

@@ -209,7 +209,10 @@ static void test_builtin_passes(void **state)
         run_ops(&d, k == 0 ? "attention" : NULL, false, &o);
         print_message("%s\n", isas[k]);
         print_rows(&o);
-        assert_true(o.n >= (k == 0 ? 3 : n_ops));
+        size_t computed = 0;
+        for (size_t i = 0; i < n_ops; i++)
+            computed += !op_no_kernel(ops[i].id);
+        assert_true(o.n >= (k == 0 ? 3 : computed));
         for (size_t i = 0; i < o.n; i++)
             assert_true(o.r[i].passed && o.r[i].supported);
         assert_int_equal(o.f.n, 0);
@@ -333,6 +336,8 @@ static void test_every_operator_has_cases(void **state)
         struct err e;
         int64_t max_dims[D0_N_DIMS] = {8, 4, 8, 8}, dims[D0_N_DIMS] = {8, 3, 8, 8};
         unsigned count = 0;
+        if (op_no_kernel(ops[i].id))
+            continue;
         while (opshape_default(ops[i].id, *op_dtypes(ops[i].id), count, &s))
             count++;
         assert_true(count >= 64);

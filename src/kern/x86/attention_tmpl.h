@@ -5,7 +5,8 @@
  * depends on (position, window) alone.
  */
 
-INLINE float NAME(dot)(const float *q, const void *keys, uint32_t dtype, size_t at, size_t n)
+/* q . key for one key; n values from element `at`: lanes, tail, horizontal tree */
+INLINE lanes NAME(dot)(const float *q, const void *keys, uint32_t dtype, size_t at, size_t n)
 {
     lanes acc = lanes_zero();
     size_t i = 0;
@@ -13,16 +14,75 @@ INLINE float NAME(dot)(const float *q, const void *keys, uint32_t dtype, size_t 
         acc = lanes_fma(lanes_load(q + i), lanes_load_any(keys, dtype, at + i), acc);
     if (i < n)
         acc = lanes_fma(lanes_load_n(q + i, n - i), lanes_load_any_n(keys, dtype, at + i, n - i), acc);
-    return lanes_sum(acc);
+    return acc;
 }
 
-/* acc[n] = acc * shrink + sum over live keys of p[i] * v[i], keys in order */
+/* The same for four neighbouring keys side by side. */
+INLINE void NAME(dot4)(const float *q, const void *keys, uint32_t dtype, size_t at, size_t n, lanes acc[4])
+{
+    lanes a = lanes_zero(), b = a, c = a, d = a;
+    size_t i = 0;
+    for (; i + 16 <= n; i += 16) {
+        lanes x = lanes_load(q + i);
+        a = lanes_fma(x, lanes_load_any(keys, dtype, at + i), a);
+        b = lanes_fma(x, lanes_load_any(keys, dtype, at + n + i), b);
+        c = lanes_fma(x, lanes_load_any(keys, dtype, at + 2 * n + i), c);
+        d = lanes_fma(x, lanes_load_any(keys, dtype, at + 3 * n + i), d);
+    }
+    if (i < n) {
+        size_t m = n - i;
+        lanes x = lanes_load_n(q + i, m);
+        a = lanes_fma(x, lanes_load_any_n(keys, dtype, at + i, m), a);
+        b = lanes_fma(x, lanes_load_any_n(keys, dtype, at + n + i, m), b);
+        c = lanes_fma(x, lanes_load_any_n(keys, dtype, at + 2 * n + i, m), c);
+        d = lanes_fma(x, lanes_load_any_n(keys, dtype, at + 3 * n + i, m), d);
+    }
+    acc[0] = a;
+    acc[1] = b;
+    acc[2] = c;
+    acc[3] = d;
+}
+
+/* out[i] = scale * q . key i for keys [from, to) of n values */
+INLINE void NAME(scores)(const float *q, const void *keys, uint32_t dtype, size_t at, size_t n, float scale,
+                         size_t from, size_t to, float *out)
+{
+    size_t i = from;
+    for (; i + 8 <= to; i += 8) {
+        lanes acc[8];
+        NAME(dot4)(q, keys, dtype, at + i * n, n, acc);
+        NAME(dot4)(q, keys, dtype, at + (i + 4) * n, n, acc + 4);
+        _mm256_storeu_ps(out + i, _mm256_mul_ps(lanes_sum8(acc), _mm256_set1_ps(scale)));
+    }
+    for (; i < to; i++)
+        out[i] = lanes_sum(NAME(dot)(q, keys, dtype, at + i * n, n)) * scale;
+}
+
+/* acc[n] = acc * shrink + sum over live keys of p[i] * v[i], keys in order; acc is padded to whole vectors */
 INLINE void NAME(weigh)(float *acc, float shrink, const float *p, const void *values, uint32_t dtype,
                         size_t at, size_t from, size_t to, size_t n)
 {
-    for (size_t d = 0; d < n; d += 16) {
+    size_t d = 0;
+    lanes s = lanes_set1(shrink);
+    for (; d + 64 <= n; d += 64) { /* four vectors side by side */
+        lanes w = lanes_mul(lanes_load(acc + d), s), x = lanes_mul(lanes_load(acc + d + 16), s),
+              y = lanes_mul(lanes_load(acc + d + 32), s), z = lanes_mul(lanes_load(acc + d + 48), s);
+        for (size_t i = from; i < to; i++) {
+            size_t v = at + i * n + d;
+            lanes weight = lanes_set1(p[i]);
+            w = lanes_fma(weight, lanes_load_any(values, dtype, v), w);
+            x = lanes_fma(weight, lanes_load_any(values, dtype, v + 16), x);
+            y = lanes_fma(weight, lanes_load_any(values, dtype, v + 32), y);
+            z = lanes_fma(weight, lanes_load_any(values, dtype, v + 48), z);
+        }
+        lanes_store(acc + d, w);
+        lanes_store(acc + d + 16, x);
+        lanes_store(acc + d + 32, y);
+        lanes_store(acc + d + 48, z);
+    }
+    for (; d < n; d += 16) {
         size_t m = n - d < 16 ? n - d : 16;
-        lanes sum = lanes_mul(lanes_load(acc + d), lanes_set1(shrink)); /* acc is padded to whole vectors */
+        lanes sum = lanes_mul(lanes_load(acc + d), s);
         for (size_t i = from; i < to; i++) {
             lanes v = m == 16 ? lanes_load_any(values, dtype, at + i * n + d)
                               : lanes_load_any_n(values, dtype, at + i * n + d, m);
@@ -58,12 +118,12 @@ INLINE void NAME(attend_block)(const struct kern_args *a, const uint32_t dtype, 
     size_t end = (to + 15) / 16 * 16;
     for (size_t i = from / 16 * 16; i < end; i++)
         scores[i] = -INFINITY;
-    for (size_t i = from; i < to; i++) {
-        scores[i] = NAME(dot)(q, a->in[1], dtype, (page_head * tokens + i) * dim, dim) * scale;
+    NAME(scores)(q, a->in[1], dtype, page_head * tokens * dim, dim, scale, from, to, scores);
+    for (size_t i = from; i < to; i++)
         top = scores[i] > top || scores[i] != scores[i] ? scores[i] : top;
-    }
     float shrink = o->top == -INFINITY ? 0.0f : exp_one(o->top - top);
-    float sum = NAME(exponentials)(scores, from, to, top);
+    /* a block of nothing but -inf weighs 0 */
+    float sum = NAME(exponentials)(scores, from, to, top == -INFINITY ? 0.0f : top);
     o->sum = o->sum * shrink + sum;
     NAME(weigh)(acc, shrink, scores, a->in[2], dtype, page_head * tokens * v_dim, from, to, v_dim);
     o->top = top;

@@ -10,18 +10,27 @@
 #include <stdint.h>
 #include <string.h>
 
-#define ISA         KERN_AVX2
-#define NAME(x)     x##_avx2
-/* LINEAR: outputs of one tile are TOKENS x ROWS chains in registers. */
-#define TILE_TOKENS         2
+#define ISA     KERN_AVX2
+#define NAME(x) x##_avx2
+/* LINEAR: the outputs of one tile are TOKENS x ROWS chains in registers. */
+#define TILE_TOKENS         2 /* of the wide tile */
 #define TILE_ROWS           2
-#define TOKEN_CASES(X)      X(1) X(2)
-#define DIRECT_ROWS(tokens) 2 /* rows of W read side by side */
-#define DIRECT_TOKENS       4 /* up to here W is widened in registers */
+#define WIDE_CASES(X)       X(1) X(2)
+#define MAX_TOKENS          2 /* of a direct tile */
+#define DIRECT_CASES(X)     X(1) X(2)
+#define DIRECT_ROWS(tokens) 2
+#define DIRECT_TOKENS       12 /* up to here W is widened in registers */
 
 typedef struct {
     __m256 a, b; /* lanes 0..7, 8..15 */
 } lanes;
+
+/* The value itself, in registers: what is used several times is then loaded once. */
+static inline lanes lanes_pin(lanes x)
+{
+    __asm__("" : "+x"(x.a), "+x"(x.b));
+    return x;
+}
 
 static inline lanes lanes_zero(void)
 {
@@ -134,12 +143,12 @@ static inline lanes lanes_scale(lanes x, lanes n)
     return (lanes){a, b};
 }
 
-/* x where y >= limit or y is NaN, else 0 */
-static inline lanes lanes_keep_not_below(lanes x, lanes y, float limit)
+/* a where y < limit, else (NaN too) b */
+static inline lanes lanes_select_below(lanes y, float limit, lanes a, lanes b)
 {
     __m256 l = _mm256_set1_ps(limit);
-    return (lanes){_mm256_and_ps(x.a, _mm256_cmp_ps(y.a, l, _CMP_NLT_UQ)),
-                   _mm256_and_ps(x.b, _mm256_cmp_ps(y.b, l, _CMP_NLT_UQ))};
+    return (lanes){_mm256_blendv_ps(b.a, a.a, _mm256_cmp_ps(y.a, l, _CMP_LT_OQ)),
+                   _mm256_blendv_ps(b.b, a.b, _mm256_cmp_ps(y.b, l, _CMP_LT_OQ))};
 }
 
 /* First fold of the fixed tree: lane i + lane i + 8. */

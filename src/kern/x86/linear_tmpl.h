@@ -9,23 +9,30 @@
  * of W is widened once into scratch, tile by tile in the order of use, and K is cut into blocks so that the
  * part of x in use stays in the first-level cache.
  */
-#define TILE_OUTPUTS  (TILE_TOKENS * TILE_ROWS)
-#define K_BLOCK       512                /* elements of K of one block; a multiple of 16 */
-#define WIDE_BYTES    ((size_t)512 << 10) /* of widened W, as long as that is at least one tile of rows */
-#define WIDE_MAX_ROWS 64
-#define CHUNK_TILES   3 /* tiles of tokens that share one pass over K */
-#define LEVELS        7 /* of the tree over at most 64 segments */
+#define TILE_MAX      24                   /* outputs of the largest tile */
+#define K_BLOCK       1024                 /* elements of K of one block; a multiple of 16 */
+#define WIDE_BYTES    ((size_t)1024 << 10) /* of widened W, as long as that is at least one tile of rows */
+#define WIDE_MAX_ROWS 96
+#define CHUNK_TILES   3  /* tiles of tokens that share one pass over K */
+#define LEVELS        7  /* of the tree over at most 64 segments */
+#define DIRECT_BLOCK  12 /* rows of W that several passes over tokens share */
 #define GRAIN_ROWS    16
 
 /* What one tile carries from one block of K to the next. */
 struct NAME(state) {
-    lanes acc[TILE_OUTPUTS];            /* of a segment that is not complete */
-    float sums[LEVELS][TILE_OUTPUTS]; /* of complete ones: level l holds a sum of 2^l segments */
+    lanes acc[TILE_MAX];          /* of a segment that is not complete */
+    float sums[LEVELS][TILE_MAX]; /* of complete ones: level l holds a sum of 2^l segments */
 };
 
+/* Literal indices, so that every compiler keeps the arrays of a tile in registers. */
+#define EACH_ROW(DO) DO(0) DO(1) DO(2) DO(3)
+#define EACH_8(DO, i)                                                                                        \
+    DO(i) DO((i + 1)) DO((i + 2)) DO((i + 3)) DO((i + 4)) DO((i + 5)) DO((i + 6)) DO((i + 7))
+#define EACH_OUTPUT(DO) EACH_8(DO, 0) EACH_8(DO, 8) EACH_8(DO, 16)
+
 struct NAME(tile) {
-    const float *x;         /* [TOKENS, x_pitch] */
-    const unsigned char *w; /* direct: [ROWS, k] of dtype; wide: [steps, ROWS, 16] float32 */
+    const float *x;            /* [TOKENS, x_pitch] */
+    const unsigned char *w;    /* direct: [ROWS, k] of dtype; wide: [steps, ROWS, 16] float32 */
     const unsigned char *bias; /* first row's, or NULL */
     float *out;                /* [TOKENS, n] */
     struct NAME(state) * state;
@@ -34,37 +41,62 @@ struct NAME(tile) {
     uint32_t bias_dtype;
 };
 
+/* One step of sixteen: output i is token i / ROWS with row i % ROWS, each operand in a register once. */
+#define LOAD_ROW(r)                                                                                          \
+    if (r < ROWS)                                                                                            \
+        b[r] = lanes_pin(tail ? lanes_load_any_n(w + r * row_stride, dtype, 0, n)                            \
+                              : lanes_load_any(w + r * row_stride, dtype, 0));
+#define STEP_OUTPUT(i)                                                                                       \
+    if (i < TOKENS * ROWS) {                                                                                 \
+        if (i % ROWS == 0)                                                                                   \
+            a = lanes_pin(tail ? lanes_load_n(x + i / ROWS * x_pitch, n)                                     \
+                               : lanes_load(x + i / ROWS * x_pitch));                                        \
+        acc[i] = lanes_fma(a, b[i % ROWS], acc[i]);                                                          \
+    }
+
+INLINE void NAME(step)(const size_t TOKENS, const size_t ROWS, const float *x, size_t x_pitch,
+                       const unsigned char *w, const uint32_t dtype, size_t row_stride, const bool tail,
+                       size_t n, lanes *acc)
+{
+    lanes a = lanes_zero(), b[4];
+    EACH_ROW(LOAD_ROW)
+    EACH_OUTPUT(STEP_OUTPUT)
+}
+
 /* acc[t, r] += x[t, 0..length) * w[r, 0..length), sixteen lanes in order; strides of w in bytes */
 INLINE void NAME(chains)(const size_t TOKENS, const size_t ROWS, const float *x, size_t x_pitch,
-                         const unsigned char *w, const uint32_t dtype, size_t row_stride, size_t step,
+                         const unsigned char *w, const uint32_t dtype, size_t row_stride, size_t stride,
                          size_t length, lanes *acc)
 {
-    size_t whole = length / 16, tail = length % 16;
-    for (size_t i = 0; i < whole; i++, x += 16, w += step) {
-        lanes b[TILE_ROWS + 1];
-        UNROLL for (size_t r = 0; r < ROWS; r++) b[r] = lanes_load_any(w + r * row_stride, dtype, 0);
-        UNROLL for (size_t t = 0; t < TOKENS; t++)
-        {
-            lanes a = lanes_load(x + t * x_pitch);
-            UNROLL for (size_t r = 0; r < ROWS; r++) acc[t * ROWS + r] =
-                lanes_fma(a, b[r], acc[t * ROWS + r]);
-        }
-    }
-    if (tail == 0)
-        return;
-    UNROLL for (size_t r = 0; r < ROWS; r++)
-    {
-        lanes b = lanes_load_any_n(w + r * row_stride, dtype, 0, tail);
-        UNROLL for (size_t t = 0; t < TOKENS; t++) acc[t * ROWS + r] =
-            lanes_fma(lanes_load_n(x + t * x_pitch, tail), b, acc[t * ROWS + r]);
-    }
+    for (size_t i = 0; i < length / 16; i++, x += 16, w += stride)
+        NAME(step)(TOKENS, ROWS, x, x_pitch, w, dtype, row_stride, false, 16, acc);
+    if (length % 16)
+        NAME(step)(TOKENS, ROWS, x, x_pitch, w, dtype, row_stride, true, length % 16, acc);
 }
+
+#if defined(LANES_SUM16)
+#define AT_ONCE           16
+#define STORE_SUMS(to, x) lanes_store(to, lanes_sum16(x))
+#else
+#define AT_ONCE           8
+#define STORE_SUMS(to, x) _mm256_storeu_ps(to, lanes_sum8(x))
+#endif
+#define SUM_OUTPUT(i)                                                                                        \
+    if (i + AT_ONCE <= n && i % AT_ONCE == 0)                                                                \
+        STORE_SUMS(out + i, acc + i);                                                                        \
+    else if (i >= n / AT_ONCE * AT_ONCE && i % 8 == 0 && i + 8 <= n)                                         \
+        _mm256_storeu_ps(out + i, lanes_sum8(acc + i));                                                      \
+    else if (i >= n / 8 * 8 && i < n)                                                                        \
+        out[i] = lanes_sum(acc[i]);
+
+/* out[i] = lanes_sum(acc[i]) */
+INLINE void NAME(sums)(const lanes *acc, const size_t n, float *out){EACH_OUTPUT(SUM_OUTPUT)}
 
 /* Takes the sums of segment s into the tree of neighbouring pairs: every pair is added as soon as it is
  * there. */
-INLINE void NAME(push)(float sums[LEVELS][TILE_OUTPUTS], size_t s, const size_t n, const float *sum)
+INLINE void NAME(push)(float (*sums)[TILE_MAX], size_t s, const size_t n, const float *sum)
 {
-    float v[TILE_OUTPUTS];
+    float v[TILE_MAX];
     size_t level = 0;
     memcpy(v, sum, n * sizeof *v);
     for (; s & 1; s >>= 1, level++)
@@ -83,6 +115,16 @@ INLINE void NAME(finish)(const size_t TOKENS, const size_t ROWS, const struct NA
         }
 }
 
+#define ZERO_OUTPUT(i)                                                                                       \
+    if (i < TOKENS * ROWS)                                                                                   \
+        acc[i] = lanes_zero();
+#define TAKE_OUTPUT(i)                                                                                       \
+    if (i < TOKENS * ROWS)                                                                                   \
+        acc[i] = t->state->acc[i];
+#define KEEP_OUTPUT(i)                                                                                       \
+    if (i < TOKENS * ROWS)                                                                                   \
+        t->state->acc[i] = acc[i];
+
 /* Elements from..to of K; a cut lies between segments or whole steps of sixteen from the segment's start. */
 INLINE void NAME(tile_run)(const size_t TOKENS, const size_t ROWS, const struct NAME(tile) * t,
                            const uint32_t dtype, const bool packed, size_t from, size_t to)
@@ -92,18 +134,22 @@ INLINE void NAME(tile_run)(const size_t TOKENS, const size_t ROWS, const struct 
     size_t s = from / length, at = from % length, steps = (length + 15) / 16;
     for (size_t k = from; k < to; s++, at = 0) {
         size_t n = length - at < to - k ? length - at : to - k;
-        lanes acc[TILE_OUTPUTS];
-        float sum[TILE_OUTPUTS];
-        UNROLL for (size_t i = 0; i < TOKENS * ROWS; i++) acc[i] = at ? t->state->acc[i] : lanes_zero();
+        lanes acc[TILE_MAX];
+        float sum[TILE_MAX];
+        if (at) {
+            EACH_OUTPUT(TAKE_OUTPUT)
+        } else {
+            EACH_OUTPUT(ZERO_OUTPUT)
+        }
         NAME(chains)
         (TOKENS, ROWS, t->x + k, t->k, t->w + (packed ? (s * steps + at / 16) * step : k * width), dtype,
          row_stride, step, n, acc);
         k += n;
         if (at + n == length) {
-            lanes_sums(acc, TOKENS * ROWS, sum);
+            NAME(sums)(acc, TOKENS * ROWS, sum);
             NAME(push)(t->state->sums, s, TOKENS * ROWS, sum);
         } else {
-            UNROLL for (size_t i = 0; i < TOKENS * ROWS; i++) t->state->acc[i] = acc[i];
+            EACH_OUTPUT(KEEP_OUTPUT)
         }
     }
     if (to == t->k)
@@ -128,7 +174,7 @@ INLINE void NAME(direct_of_type)(const struct NAME(tile) * t, const uint32_t dty
         }
     else
         switch (tokens) {
-            TOKEN_CASES(DIRECT_CASE)
+            DIRECT_CASES(DIRECT_CASE)
         }
 }
 
@@ -147,7 +193,7 @@ static void NAME(direct_f16)(const struct NAME(tile) * t, size_t tokens)
     NAME(direct_of_type)(t, D0_F16, tokens);
 }
 
-/* Columns first..last for at most TILE_TOKENS tokens from `token` on. */
+/* Columns first..last for at most MAX_TOKENS tokens from `token` on. */
 static void NAME(linear_direct)(const struct kern_args *a, size_t first, size_t last, size_t token,
                                 size_t tokens)
 {
@@ -170,8 +216,9 @@ static void NAME(linear_direct)(const struct kern_args *a, size_t first, size_t 
                                .segments = a->segments > 1 ? (size_t)a->segments : 1,
                                .rows = rows,
                                .bias_dtype = a->in_dtype[2]};
-        (dtype == D0_F32 ? NAME(direct_f32) : dtype == D0_BF16 ? NAME(direct_bf16) : NAME(direct_f16))(&t,
-                                                                                                    tokens);
+        (dtype == D0_F32    ? NAME(direct_f32)
+         : dtype == D0_BF16 ? NAME(direct_bf16)
+                            : NAME(direct_f16))(&t, tokens);
         j += rows;
     }
 }
@@ -246,7 +293,7 @@ static void NAME(widen)(const struct kern_args *a, const struct NAME(wide) * s, 
 static void NAME(wide_tile)(const struct NAME(tile) * t, size_t tokens, size_t from, size_t to)
 {
     switch (tokens) {
-        TOKEN_CASES(WIDE_CASE)
+        WIDE_CASES(WIDE_CASE)
     }
 }
 
@@ -315,9 +362,9 @@ static void NAME(linear)(const struct kern_args *a, size_t first, size_t last, u
         NAME(linear_wide)(a, first, last, thread);
         return;
     }
-    for (size_t j = first; j < last; j += GRAIN_ROWS)
-        for (size_t i = 0; i < n_tokens; i += TILE_TOKENS)
+    size_t passes = (n_tokens + MAX_TOKENS - 1) / MAX_TOKENS, share = (n_tokens + passes - 1) / passes;
+    for (size_t j = first; j < last; j += DIRECT_BLOCK)
+        for (size_t i = 0; i < n_tokens; i += share)
             NAME(linear_direct)
-    (a, j, last - j < GRAIN_ROWS ? last : j + GRAIN_ROWS, i,
-     n_tokens - i < TILE_TOKENS ? n_tokens - i : TILE_TOKENS);
+    (a, j, last - j < DIRECT_BLOCK ? last : j + DIRECT_BLOCK, i, n_tokens - i < share ? n_tokens - i : share);
 }

@@ -71,10 +71,15 @@ static void NAME(add)(const struct kern_args *a, size_t first, size_t last, unsi
         out[i] = x[i] + y[i];
 }
 
+/* g / (1 + e^-g) * u. Below -18 the 1 is lost in float32 and e^-g may overflow though the quotient is an
+ * ordinary number: there g * e^(g/2) * e^(g/2). */
 INLINE lanes NAME(silu_times)(lanes g, lanes u)
 {
-    lanes e = lanes_exp(lanes_sub(lanes_zero(), g));
-    return lanes_mul(lanes_div(g, lanes_add(lanes_set1(1.0f), e)), u);
+    const float far = -18.0f;
+    lanes half = lanes_mul(g, lanes_set1(0.5f));
+    lanes e = lanes_exp(lanes_select_below(g, far, half, lanes_sub(lanes_zero(), g)));
+    lanes near = lanes_div(g, lanes_add(lanes_set1(1.0f), e));
+    return lanes_mul(lanes_select_below(g, far, lanes_mul(lanes_mul(g, e), e), near), u);
 }
 
 static void NAME(glu)(const struct kern_args *a, size_t first, size_t last, unsigned thread)

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The kernel checker: what its parts share. A case is one call of one operator, made from a seed; a check runs
- * a variant on it in guarded memory, in several ways, and compares. Operators are described by `struct
+ * The kernel checker: what its parts share. A case is one call of one operator, made from a seed; a check
+ * runs a variant on it in guarded memory, in several ways, and compares. Operators are described by `struct
  * kc_op`, one per line of ops.def: a missing one is a link error.
  */
-#ifndef KCHECK_KCHECK_H
-#define KCHECK_KCHECK_H
+#ifndef KCHECK_KC_H
+#define KCHECK_KC_H
 
 #include <stdio.h>
 
@@ -39,9 +39,10 @@ struct kc_case {
     bool large;         /* one shape of useful size, to be timed, not judged */
     struct kern_args a; /* sizes, attributes and types; addresses come with the run */
     struct kc_array in[D0_MAX_NODE_INPUTS];
-    struct kc_array out;      /* only bytes and row_bytes */
-    struct kc_array state[2]; /* KV_STORE: contents before */
-    double *want, *scale;     /* [elements of out]: the definition in float64, its natural scale */
+    struct kc_array out;             /* only bytes and row_bytes */
+    struct kc_array state[2];        /* KV_STORE: contents before */
+    float *wide[D0_MAX_NODE_INPUTS]; /* inputs of float types, widened: from kc_judge_begin on */
+    double *want, *scale;            /* [elements of out]: the definition in float64, its natural scale */
     void *want_state[2];
     double flops, moved; /* of the large shape */
     char shape[192];
@@ -76,8 +77,8 @@ size_t kc_width(uint32_t dtype);
 void kc_fill(struct kc_case *c, unsigned i, uint32_t dtype, int64_t n, int64_t row_elements);
 int32_t *kc_ints(struct kc_case *c, unsigned i, int64_t n, int64_t row_elements); /* zeroes */
 void kc_output(struct kc_case *c, int64_t rows, int64_t row_elements);
-double kc_at(const struct kc_case *c, unsigned i, size_t element); /* of input i, widened */
-void kc_judge_begin(struct kc_case *c);                            /* room for want and scale */
+double kc_at(const struct kc_case *c, unsigned i, size_t element); /* of input i, once judging began */
+void kc_judge_begin(struct kc_case *c); /* room for want and scale; inputs widened */
 size_t kc_outputs(const struct kc_case *c);
 
 /* ---- kc_memory.c: guarded memory and guarded calls ---- */

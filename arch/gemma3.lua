@@ -1,0 +1,108 @@
+-- SPDX-License-Identifier: Apache-2.0
+--
+-- Gemma-3: five layers with a window, then one without; norms before and behind every branch, all stored minus one; embeddings scaled by
+-- the root of their width. With images: SigLIP, whose rows are averaged, normed and projected.
+
+-- x as a number of `bits` significant bits: what the scale becomes in the type of the weights.
+local function rounded(x, bits)
+  local unit = 2.0 ^ (math.floor(math.log(x, 2)) - bits + 1)
+  local q = x / unit
+  local low = math.floor(q)
+  if q - low > 0.5 or q - low == 0.5 and low % 2 == 1 then low = low + 1 end
+  return low * unit
+end
+
+-- CLIP and SigLIP. cls: a class row before the patches, and a norm before the blocks. post: a norm behind them.
+local function clip_tower(v, o)
+  local W, n, p = v:count("hidden_size", 768), v:count("num_attention_heads", 12), v:count("patch_size", 16)
+  local I, fn, eps = v:count("intermediate_size", 3072), v:text("hidden_act", o.fn), v:num("layer_norm_eps", o.eps)
+  local side = v:count("image_size", 224) // p
+  local x = conv { input "patches", "embeddings.patch_embedding", shape = { W, v:count("num_channels", 3), p, p }, bias = not o.cls }
+  table { "embeddings.position_embedding", shape = { side * side + (o.cls and 1 or 0), W } }
+  if o.cls then
+    param { "embeddings.class_embedding", shape = { W } }
+    x = layer_norm { x, "pre_layrnorm", eps = eps }                                      -- so spelt in every checkpoint
+  end
+  x = layers { x, n = v:count("num_hidden_layers", 12), at = "encoder.layers.%d", each = function(x)
+    local h = layer_norm { x, "layer_norm1", eps = eps }
+    h = scope("self_attn", function()
+      local function part(name) return linear { h, name, out = W, bias = true, part = heads(n) } end
+      local a = attention { q = part "q_proj", k = part "k_proj", v = part "v_proj", heads = n, dim = W // n, scale = (W // n) ^ -0.5 }
+      return linear { a, "out_proj", out = W, bias = true, part = row }
+    end)
+    x = x + h
+    h = linear { layer_norm { x, "layer_norm2", eps = eps }, "mlp.fc1", out = I, bias = true, part = col }
+    return x + linear { act { h, fn = fn }, "mlp.fc2", out = W, bias = true, part = row }
+  end }
+  return layer_norm { x, "post_layernorm", eps = eps }
+end
+
+return {
+  arch = { "Gemma3ForConditionalGeneration", "Gemma3ForCausalLM" },
+  model_type = { "gemma3", "gemma3_text" },
+  build = function(top, architecture)
+    -- config.json may leave out what is the default of its type
+    local c = top:sub { "text_config" }
+    local H, n = c:count("hidden_size", 2304), c:count("num_attention_heads", 8)
+    local kv, hd = c:count("num_key_value_heads", 4), c:count("head_dim", 256)
+    local L, eps, I = c:count("num_hidden_layers", 26), c:num("rms_norm_eps", 1e-6), c:count("intermediate_size", 9216)
+    local fn, bias = c:text("hidden_activation", "gelu_pytorch_tanh"), c:flag("attention_bias", false)
+    local window, softcap, cap = c:count("sliding_window", 4096), c:num("attn_logit_softcapping", 0.0), c:num("final_logit_softcapping", 0.0)
+    local scaled = c:num("query_pre_attn_scalar", 256.0) ^ -0.5
+    local images = top:opt "vision_config"
+    if c:flag("use_bidirectional_attention", false) then unsupported("use_bidirectional_attention", "is true") end
+    context(c:count("max_position_embeddings", 131072))
+    for _, key in ipairs { "boi_token_index", "eoi_token_index", "image_token_index", "image_token_id", "cache_implementation" } do c:opt(key) end
+
+    -- The scaling is that of the layers without a window.
+    local all, near = rope_config(c, "full_attention"), rope_config(c, "sliding_attention")
+    local spelt_twice = c:opt "rope_parameters" ~= nil
+    local wide = rope { dim = hd, theta = spelt_twice and all.theta or c:num("rope_theta", 1e6), scaling = all.scaling }
+    local narrow = rope { dim = hd, theta = spelt_twice and near.theta or c:num("rope_local_base_freq", 1e4),
+      scaling = spelt_twice and near.scaling or nil }
+    local types, every = c:list("layer_types", L, {}), c:count("sliding_window_pattern", c:count("_sliding_window_pattern", 6))
+    local function is_full(i)
+      if types[i + 1] then return types[i + 1] == "full_attention" end
+      return (i + 1) % every == 0
+    end
+
+    local function norm(x, name) return rms_norm { x, name, eps = eps, plus_one = true } end
+
+    local inside = architecture == "Gemma3ForCausalLM" and "" or "language_model."
+    local outside = ""
+    if has "model.language_model.embed_tokens.weight" then inside, outside = "", "model." end   -- as later versions of the library write it
+    local at = outside == "" and inside .. "model." or "model.language_model."
+
+    if images then tower("vision", function()
+      local v = images
+      local x = scope(outside .. "vision_tower", function()
+        return scope("vision_model", function() return clip_tower(v, { fn = "gelu_pytorch_tanh", eps = 1e-6 }) end)
+      end)
+      if v:flag("vision_use_head", true) then unsupported("vision_config.vision_use_head", "is true") end
+      c:count("mm_tokens_per_image", 256)
+      scope(outside .. "multi_modal_projector", function()
+        norm(x, "mm_soft_emb_norm")
+        param { "mm_input_projection_weight", shape = { x.dim, H } }
+      end)
+    end) end
+
+    local dtype = c:text("dtype", c:text("torch_dtype", "bfloat16"))
+    local bits = dtype == "float32" and 24 or dtype == "float16" and 11 or 8
+    local x = scale { embed { at .. "embed_tokens", vocab = c:count("vocab_size", 262208), dim = H }, by = rounded(H ^ 0.5, bits) }
+    x = layers { x, n = L, at = at .. "layers.%d", each = function(x, i)
+      local full = is_full(i)
+      local h = norm(x, "input_layernorm")
+      h = scope("self_attn", function()
+        return gqa { h, heads = n, kv_heads = kv, dim = hd, pos = full and wide or narrow, bias = bias, o_bias = bias, qk_norm = eps, plus_one = true,
+          scale = scaled, window = not full and window or nil, softcap = softcap > 0 and softcap or nil, bidirectional = images and true }
+      end)
+      x = x + norm(h, "post_attention_layernorm")
+      h = norm(x, "pre_feedforward_layernorm")
+      h = scope("mlp", function() return gated_mlp { h, inter = I, fn = fn } end)
+      return x + norm(h, "post_feedforward_layernorm")
+    end }
+    x = norm(wanted_rows(x), at .. "norm")
+    return logits { x, outside == "" and inside .. "lm_head" or "lm_head", vocab = c:count("vocab_size", 262208),
+      tied = c:flag("tie_word_embeddings", true), softcap = cap > 0 and cap or nil }
+  end,
+}

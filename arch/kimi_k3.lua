@@ -1,0 +1,120 @@
+-- SPDX-License-Identifier: Apache-2.0
+--
+-- Kimi K3: layers of gated delta rule with a decay for each key channel (KDA), every fourth of compressed attention without rotation;
+-- experts in a latent space; residual sums mixed over blocks of layers; the MoonViT-3d tower.
+return {
+  arch = { "KimiK3ForConditionalGeneration" },
+  model_type = { "kimi_k3" },
+  build = function(top)
+    local c, v = top:sub { "text_config" }, top.vision_config
+    local H, eps, nh = c:count "hidden_size", c:num "rms_norm_eps", c:count "num_attention_heads"
+    local la, V = c.linear_attn_config, c:count "vocab_size"
+    local kd, kh, taps = la:count "head_dim", la:count "num_heads", la:count "short_conv_kernel_size"
+    local lower = la:num "gate_lower_bound"
+    local full = {}
+    for _, i in ipairs(la:list "full_attn_layers") do full[i - 1] = true end -- the lists count layers from 1
+    for _, i in ipairs(la:list "kda_layers") do
+      if full[i - 1] then unsupported("linear_attn_config.kda_layers", "layer " .. i .. " is in both lists") end
+    end
+    if not la:flag("use_full_rank_gate", true) then unsupported("linear_attn_config.use_full_rank_gate", "is false") end
+    if c:text "hidden_act" ~= "situ" then unsupported("hidden_act", c.hidden_act .. " is not implemented (situ is)") end
+    local situ = { beta = c:num "activation_situ_beta", linear_beta = c:num "activation_situ_linear_beta" }
+    local latent, qr, nope, rd, vd =
+      c:count "kv_lora_rank", c:count "q_lora_rank", c:count "qk_nope_head_dim", c:count "qk_rope_head_dim", c:count "v_head_dim"
+    if not c:flag("mla_use_nope", true) then unsupported("mla_use_nope", "is false: rotated layers are not described") end
+    if not c:flag("mla_use_output_gate", true) then unsupported("mla_use_output_gate", "is false") end
+    if not c:flag("latent_moe_use_norm", true) then unsupported("latent_moe_use_norm", "is false") end
+    if c:count("moe_layer_freq", 1) ~= 1 then unsupported("moe_layer_freq", "is " .. c.moe_layer_freq) end
+    if c:int("num_nextn_predict_layers", 0) ~= 0 then unsupported("num_nextn_predict_layers", "drafting layers are not described") end
+    c:opt "num_key_value_heads"
+    c:opt "topk_method"
+    c:opt "use_grouped_topk"
+    local block, dense, Z, I = c:count "attn_res_block_size", c:int "first_k_dense_replace", c:count "routed_expert_hidden_size",
+      c:count "moe_intermediate_size"
+    context(c:count "max_position_embeddings")
+
+    local function mlp(x, inter)
+      local g = linear { x, "gate_proj", out = inter, part = col }
+      local u = linear { x, "up_proj", out = inter, part = col }
+      return linear { glu { g, u, fn = "situ", p = situ }, "down_proj", out = H, part = row }
+    end
+
+    local function kda(x)
+      local P, t = kh * kd, {}
+      for _, name in ipairs { "q", "k", "v" } do
+        t[name] = short_conv { linear { x, name .. "_proj", out = P, part = heads(kh) }, name .. "_conv1d", width = taps, fn = "silu", part = heads(kh),
+          dtype = "F32" }
+      end
+      local g = linear { linear { x, "f_a_proj", out = kd }, "f_b_proj", out = P, part = heads(kh) }
+      local beta = act { linear { x, "b_proj", out = kh, part = heads(kh) }, name = "beta", fn = "sigmoid" }
+      -- A_log is stored longer than there are heads
+      local o = delta_rule { q = t.q, k = t.k, v = t.v, g = g, beta = beta, decay = "channel", A_log = "A_log", A_entries = 128, dt_bias = "dt_bias",
+        dtype = "F32", lower = lower, heads = kh, dim = kd, l2norm = 1e-6, scale = kd ^ -0.5 }
+      o = gated_norm { o, linear { x, "g_proj", out = P, part = heads(kh) }, "o_norm", dim = kd, eps = eps, fn = "sigmoid", dtype = "F32" }
+      return linear { o, "o_proj", out = H, part = row, heads = kh }
+    end
+
+    local function mla_layer(x)
+      local q = rms_norm { linear { x, "q_a_proj", out = qr }, "q_a_layernorm", eps = 1e-6 }
+      q = linear { q, "q_b_proj", out = nh * (nope + rd), part = heads(nh) }
+      local ckv, k_pe = split { linear { x, "kv_a_proj_with_mqa", out = latent + rd }, sizes = { latent, rd } }
+      local o = mla { q = q, latent_kv = rms_norm { ckv, "kv_a_layernorm", eps = 1e-6 }, k_pe = k_pe, kv_b = "kv_b_proj", heads = nh, nope = nope,
+        rope = rd, v_dim = vd, latent = latent, scale = (nope + rd) ^ -0.5 }
+      o = o * act { linear { x, "g_proj", out = nh * vd, part = heads(nh) }, name = "gate", fn = "sigmoid" }
+      return linear { o, "o_proj", out = H, part = row, heads = nh }
+    end
+
+    local function sparse(x)
+      local z = linear { x, "routed_expert_down_proj", out = Z, quant = false }
+      local y = moe { x, via = z, dim = Z, n = c:count "num_experts", k = c:count "num_experts_per_token", inter = I, gate = "gate",
+        bias = "gate.e_score_correction_bias", bias_dtype = "F32", score = c:text "moe_router_activation_func", groups = c:count("num_expert_group", 1),
+        groups_kept = c:count("topk_group", 1), renormalize = c:flag "moe_renormalize", renorm_eps = 1e-20, scale = c:num "routed_scaling_factor",
+        fn = "situ", p = situ, experts = { at = "experts.%d", gate = "w1", up = "w3", down = "w2" } }
+      y = linear { rms_norm { y, "routed_expert_norm", eps = eps }, "routed_expert_up_proj", out = H, quant = false }
+      return y + scope("shared_experts", function() return mlp(x, I * c:count "num_shared_experts") end)
+    end
+
+    tower("vision", function()
+      local W, Q, W2 = v:count "vt_hidden_size", v:count "qkv_hidden_size", v:count "vt_intermediate_size"
+      local vh, fnv = v:count "vt_num_attention_heads", v:text("activation_func", "gelu_pytorch_tanh")
+      if v:flag("attn_bias", false) or v:flag("linear_bias", false) or v:flag("patch_embed_proj_bias", false) then
+        unsupported("vision_config.attn_bias", "a tower with biases is not described")
+      end
+      for _, key in ipairs { "merge_type", "mlp_type", "mm_projector_type", "norm_type", "pos_emb_interpolation_mode", "pos_emb_type",
+        "init_pos_emb_time", "merge_kernel_size", "text_hidden_size", "projector_hidden_act" } do v:opt(key) end
+      scope("vision_tower", function()
+        local x = conv { input("patches", 0), "patch_embed.proj", shape = { W, 3, v.patch_size, v.patch_size } }
+        table { "patch_embed.pos_emb", shape = { v:count "init_pos_emb_height", v:count "init_pos_emb_width", W } }
+        x = layers { x, n = v:count "vt_num_hidden_layers", at = "encoder.blocks.%d", each = function(x)
+          local q = linear { rms_norm { x, "norm0", eps = 2 ^ -7 }, "wqkv", out = 3 * Q, part = heads(vh) }
+          x = x + linear { attention { q = q, heads = vh, dim = Q // vh }, "wo", out = W, part = row }
+          local h = act { linear { rms_norm { x, "norm1", eps = 2 ^ -7 }, "mlp.fc0", out = W2, part = col }, fn = fnv }
+          return x + linear { h, "mlp.fc1", out = W, part = row }
+        end }
+        rms_norm { x, "encoder.final_layernorm", eps = 2 ^ -7 }
+      end)
+      local mm = v:count "mm_hidden_size" * 4
+      local im = linear { input("merged", mm), "mm_projector.proj.0", out = mm, quant = false }
+      im = linear { act { im, fn = "gelu_erf" }, "mm_projector.proj.2", out = H, quant = false }
+      rms_norm { im, "mm_projector.post_norm", eps = v:num "projector_ln_eps" }
+    end)
+    top:opt "media_placeholder_token_id"
+    top:opt "image_placeholder"
+    top:opt "ignore_index"
+
+    return scope("language_model", function()
+      local x = embed { "model.embed_tokens", vocab = V, dim = H }
+      x = layers { x, n = c:count "num_hidden_layers", at = "model.layers.%d", each = function(x, i)
+        local push = i % block == 0
+        local h = rms_norm { mix_residual { x, "self_attention_res", eps = eps, push = push }, "input_layernorm", eps = eps }
+        local y = scope("self_attn", function() return (full[i] and mla_layer or kda)(h) end)
+        x = push and y or x + y -- the sum starts anew after a push
+        h = rms_norm { mix_residual { x, "mlp_res", eps = eps }, "post_attention_layernorm", eps = eps }
+        if i < dense then return x + scope("mlp", function() return mlp(h, c:count "intermediate_size") end) end
+        return x + scope("block_sparse_moe", function() return sparse(h) end)
+      end }
+      x = rms_norm { wanted_rows(mix_residual { x, "model.output_attn_res", eps = eps }), "model.norm", eps = eps }
+      return logits { x, "lm_head", vocab = V, tied = c:flag("tie_word_embeddings", false) }
+    end)
+  end,
+}

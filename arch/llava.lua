@@ -1,0 +1,124 @@
+-- SPDX-License-Identifier: Apache-2.0
+--
+-- LLaVA and its relatives: a tower (CLIP, SigLIP or Pixtral's), a projector of two matrices, and a Llama, Mistral or Qwen2. Which they are
+-- stands in vision_config.model_type and text_config.model_type; config.json may leave out what is the default of those types.
+local texts = {
+  llama = { inter = 11008, positions = 2048 },
+  mistral = { inter = 14336, kv = 8, positions = 131072 },
+  qwen2 = { inter = 22016, kv = 32, positions = 32768, bias = true },
+}
+local towers = {
+  clip_vision_model = { at = "vision_model", fn = "quick_gelu", eps = 1e-5, cls = true },
+  siglip_vision_model = { at = "vision_model", fn = "gelu_pytorch_tanh", eps = 1e-6 },
+  pixtral = {},
+}
+
+-- Pixtral: blocks as in the text, no biases, a rotation by row and column, and every image attends to itself alone.
+local function pixtral_tower(v)
+  local W, n, p = v:count("hidden_size", 1024), v:count("num_attention_heads", 16), v:count("patch_size", 16)
+  local I, fn, hd = v:count("intermediate_size", 4096), v:text("hidden_act", "gelu"), v:count("head_dim", W // n)
+  v:opt "image_size"
+  local pos = rope { dim = hd, theta = rope_config(v).theta }
+  local x = conv { input "patches", "patch_conv", shape = { W, v:count("num_channels", 3), p, p } }
+  x = rms_norm { x, "ln_pre", eps = 1e-5 }
+  return layers { x, n = v:count("num_hidden_layers", 24), at = "transformer.layers.%d", each = function(x)
+    local h = rms_norm { x, "attention_norm", eps = 1e-5 }
+    x = x + scope("attention", function() return gqa { h, heads = n, kv_heads = n, dim = hd, pos = pos } end)
+    h = rms_norm { x, "ffn_norm", eps = 1e-5 }
+    return x + scope("feed_forward", function() return gated_mlp { h, inter = I, fn = fn } end)
+  end }
+end
+
+-- CLIP and SigLIP. cls: a class row before the patches, and a norm before the blocks. post: a norm behind them.
+local function clip_tower(v, o)
+  local W, n, p = v:count("hidden_size", 768), v:count("num_attention_heads", 12), v:count("patch_size", 16)
+  local I, fn, eps = v:count("intermediate_size", 3072), v:text("hidden_act", o.fn), v:num("layer_norm_eps", o.eps)
+  local side = v:count("image_size", 224) // p
+  local x = conv { input "patches", "embeddings.patch_embedding", shape = { W, v:count("num_channels", 3), p, p }, bias = not o.cls }
+  table { "embeddings.position_embedding", shape = { side * side + (o.cls and 1 or 0), W } }
+  if o.cls then
+    param { "embeddings.class_embedding", shape = { W } }
+    x = layer_norm { x, "pre_layrnorm", eps = eps }                                      -- so spelt in every checkpoint
+  end
+  x = layers { x, n = v:count("num_hidden_layers", 12), at = "encoder.layers.%d", each = function(x)
+    local h = layer_norm { x, "layer_norm1", eps = eps }
+    h = scope("self_attn", function()
+      local function part(name) return linear { h, name, out = W, bias = true, part = heads(n) } end
+      local a = attention { q = part "q_proj", k = part "k_proj", v = part "v_proj", heads = n, dim = W // n, scale = (W // n) ^ -0.5 }
+      return linear { a, "out_proj", out = W, bias = true, part = row }
+    end)
+    x = x + h
+    h = linear { layer_norm { x, "layer_norm2", eps = eps }, "mlp.fc1", out = I, bias = true, part = col }
+    return x + linear { act { h, fn = fn }, "mlp.fc2", out = W, bias = true, part = row }
+  end }
+  return layer_norm { x, "post_layernorm", eps = eps }
+end
+
+return {
+  arch = { "LlavaForConditionalGeneration", "LlavaNextForConditionalGeneration", "Mistral3ForConditionalGeneration" },
+  model_type = { "llava", "llava_next", "mistral3" },
+  build = function(top, architecture)
+    local mistral3 = architecture == "Mistral3ForConditionalGeneration"
+    local v, c = top.vision_config, top.text_config
+    local kind, sight = c:text("model_type", "llama"), v:text("model_type", "clip_vision_model")
+    c = top:sub { "text_config" }
+    local t, o = texts[kind], towers[sight]
+    if not t then unsupported("text_config.model_type", kind .. " is not described here (llama, mistral and qwen2 are)") end
+    if not o then unsupported("vision_config.model_type", sight .. " is not described here (CLIP, SigLIP and Pixtral are)") end
+    local H, n, L = c:count("hidden_size", 4096), c:count("num_attention_heads", 32), c:count("num_hidden_layers", 32)
+    local kv, eps, hd = c:count("num_key_value_heads", t.kv or n), c:num("rms_norm_eps", 1e-6), c:count("head_dim", H // n)
+    local window = kind == "mistral" and c:count("sliding_window", 0) or 0
+    local bias = t.bias or kind == "llama" and c:flag("attention_bias", false)
+    if c:flag("use_sliding_window", false) then unsupported("text_config.use_sliding_window", "is true") end
+    for _, key in ipairs { "ignore_index", "image_token_index", "image_token_id", "image_seq_length", "image_grid_pinpoints", "is_composition",
+      "vision_feature_select_strategy", "sliding_window", "max_window_layers" } do c:opt(key) end
+    local r = rope_config(c)
+    if r.partial ~= 1 then unsupported("partial_rotary_factor", r.partial .. ": only whole heads are rotated") end
+    local pos = rope { r, dim = hd }
+    context(c:count("max_position_embeddings", t.positions))
+
+    -- Published as a whole language model beside a tower; later versions of the library write the second layout.
+    local later = has "model.language_model.embed_tokens.weight"
+    local at, outside = later and "model.language_model." or "language_model.model.", later and "model." or ""
+
+    tower("vision", function()
+      for _, key in ipairs { "projection_dim", "vocab_size", "vision_use_head", "is_composition", "tie_word_embeddings" } do v:opt(key) end
+      local x = scope(outside .. "vision_tower", function()
+        if sight == "pixtral" then return pixtral_tower(v) end
+        return scope(o.at, function() return clip_tower(v, o) end)
+      end)
+      if top:opt("use_image_newline_parameter", architecture == "LlavaNextForConditionalGeneration") then
+        param { outside .. "image_newline", shape = { H } }
+      end
+      scope(outside .. "multi_modal_projector", function()
+        local W, from = x.dim, top:opt("vision_feature_layer", -2)
+        local b = top:flag("multimodal_projector_bias", not mistral3)
+        if mistral3 then                                                                 -- squares of rows become one row
+          local m = top:count("spatial_merge_size", 2)
+          x = reshape { rms_norm { x, "norm", eps = eps }, dim = W * m * m }
+          x = linear { x, "patch_merger.merging_layer", out = W }
+        elseif type(from) == "table" then                                                -- the rows of several layers, joined
+          x = reshape { x, dim = W * #from }
+        end
+        x = act { linear { x, "linear_1", out = H, bias = b, part = col }, fn = top:text("projector_hidden_act", "gelu") }
+        linear { x, "linear_2", out = H, bias = b, part = row }
+      end)
+    end)
+
+    local x = embed { at .. "embed_tokens", vocab = c:count("vocab_size", 32000), dim = H }
+    x = layers { x, n = L, at = at .. "layers.%d", each = function(x)
+      local h = rms_norm { x, "input_layernorm", eps = eps }
+      x = x + scope("self_attn", function()
+        return gqa { h, heads = n, kv_heads = kv, dim = hd, pos = pos, bias = bias, o_bias = not t.bias and bias,
+          window = window > 0 and window or nil }
+      end)
+      h = rms_norm { x, "post_attention_layernorm", eps = eps }
+      return x + scope("mlp", function()
+        return gated_mlp { h, inter = c:count("intermediate_size", t.inter), fn = c:text("hidden_act", "silu"), bias = c:flag("mlp_bias", false) }
+      end)
+    end }
+    x = rms_norm { wanted_rows(x), at .. "norm", eps = eps }
+    return logits { x, later and "lm_head" or "language_model.lm_head", vocab = c:count("vocab_size", 32000),
+      tied = c:flag("tie_word_embeddings", false) }
+  end,
+}

@@ -1,0 +1,73 @@
+-- SPDX-License-Identifier: Apache-2.0
+--
+-- Idefics-3 and SmolVLM: SigLIP, scale x scale neighbouring rows joined and projected by one matrix, and a Llama.
+-- CLIP and SigLIP. cls: a class row before the patches, and a norm before the blocks. post: a norm behind them.
+local function clip_tower(v, o)
+  local W, n, p = v:count("hidden_size", 768), v:count("num_attention_heads", 12), v:count("patch_size", 16)
+  local I, fn, eps = v:count("intermediate_size", 3072), v:text("hidden_act", o.fn), v:num("layer_norm_eps", o.eps)
+  local side = v:count("image_size", 224) // p
+  local x = conv { input "patches", "embeddings.patch_embedding", shape = { W, v:count("num_channels", 3), p, p }, bias = not o.cls }
+  table { "embeddings.position_embedding", shape = { side * side + (o.cls and 1 or 0), W } }
+  if o.cls then
+    param { "embeddings.class_embedding", shape = { W } }
+    x = layer_norm { x, "pre_layrnorm", eps = eps }                                      -- so spelt in every checkpoint
+  end
+  x = layers { x, n = v:count("num_hidden_layers", 12), at = "encoder.layers.%d", each = function(x)
+    local h = layer_norm { x, "layer_norm1", eps = eps }
+    h = scope("self_attn", function()
+      local function part(name) return linear { h, name, out = W, bias = true, part = heads(n) } end
+      local a = attention { q = part "q_proj", k = part "k_proj", v = part "v_proj", heads = n, dim = W // n, scale = (W // n) ^ -0.5 }
+      return linear { a, "out_proj", out = W, bias = true, part = row }
+    end)
+    x = x + h
+    h = linear { layer_norm { x, "layer_norm2", eps = eps }, "mlp.fc1", out = I, bias = true, part = col }
+    return x + linear { act { h, fn = fn }, "mlp.fc2", out = W, bias = true, part = row }
+  end }
+  return layer_norm { x, "post_layernorm", eps = eps }
+end
+
+return {
+  arch = { "SmolVLMForConditionalGeneration", "Idefics3ForConditionalGeneration" },
+  model_type = { "smolvlm", "idefics3" },
+  build = function(top)
+    local v, c = top.vision_config, top:sub { "text_config" }
+    local H, n = c:count("hidden_size", 4096), c:count("num_attention_heads", 32)
+    local kv, eps, hd = c:count("num_key_value_heads", n), c:num("rms_norm_eps", 1e-6), c:count("head_dim", H // n)
+    local fn, bias = c:text("hidden_act", "silu"), c:flag("attention_bias", false)
+    -- left over from another model; they must be off
+    for _, key in ipairs { "qk_layer_norms", "rope_interleaved", "use_resampler", "mlp_bias" } do
+      if c:flag(key, false) then unsupported("text_config." .. key, "is true") end
+    end
+    local function pass(view, keys) for _, key in ipairs(keys) do view:opt(key) end end
+    pass(c, { "is_llama_config", "neftune_noise_alpha", "pixel_shuffle_factor", "use_reentrant_checkpointing", "image_token_id",
+      "tie_word_embeddings" })
+    local resampler = c:opt "perceiver_config"
+    if resampler then pass(resampler, { "hidden_act", "num_key_value_heads", "qk_layer_norms_perceiver", "resampler_depth", "resampler_head_dim",
+      "resampler_n_heads", "resampler_n_latents" }) end
+    local r = rope_config(c)
+    if r.partial ~= 1 then unsupported("partial_rotary_factor", r.partial .. ": only whole heads are rotated") end
+    local pos = rope { r, dim = hd }
+    context(c:count("max_position_embeddings", 2048))
+
+    tower("vision", function()
+      pass(v, { "use_base_siglip", "tie_word_embeddings" })
+      for _, key in ipairs { "max_image_size", "size" } do                               -- of the image, before it is cut
+        if v:opt(key) then v:opt(key):opt "longest_edge" end
+      end
+      local x = scope("model.vision_model", function() return clip_tower(v, { fn = "gelu_pytorch_tanh", eps = 1e-6 }) end)
+      local s = top:count("scale_factor", 2)
+      x = reshape { x, dim = x.dim * s * s }
+      linear { x, "model.connector.modality_projection.proj", out = H }
+    end)
+
+    local x = embed { "model.text_model.embed_tokens", vocab = c:count "vocab_size", dim = H }
+    x = layers { x, n = c:count("num_hidden_layers", 32), at = "model.text_model.layers.%d", each = function(x)
+      local h = rms_norm { x, "input_layernorm", eps = eps }
+      x = x + scope("self_attn", function() return gqa { h, heads = n, kv_heads = kv, dim = hd, pos = pos, bias = bias, o_bias = bias } end)
+      h = rms_norm { x, "post_attention_layernorm", eps = eps }
+      return x + scope("mlp", function() return gated_mlp { h, inter = c:count("intermediate_size", 11008), fn = fn } end)
+    end }
+    x = rms_norm { wanted_rows(x), "model.text_model.norm", eps = eps }
+    return logits { x, "lm_head", vocab = c.vocab_size, tied = top:flag("tie_word_embeddings", false) }
+  end,
+}

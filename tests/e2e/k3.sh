@@ -1,0 +1,30 @@
+#!/bin/sh
+# The largest model there is a published index of, as 96 files of holes: 497,220 tensors, 1.56 TB. Headers are all that `day0 check` reads of it.
+. "$(dirname "$0")/lib.sh"
+
+config=$material/configs/moonshotai--Kimi-K3
+[ -f "$config/model.safetensors.index.json.gz" ] || { skip "Kimi-K3" "no material at $material"; finish; }
+command -v python3 > /dev/null || { skip "Kimi-K3" "python3 is not installed"; finish; }
+model=$scratch/k3
+run 0 "a checkpoint in 96 files" python3 "$root/tools/make_checkpoint.py" "$config" "$model" --day0 "$day0" --shards 96
+python3 - "$config" "$model" > "$scratch/out" 2>&1 << 'EOF' && ok "names and total size are those of the published index" || not_ok "names and total size are those of the published index"
+import gzip, json, sys
+published = json.load(gzip.open(sys.argv[1] + "/model.safetensors.index.json.gz"))
+made = json.load(open(sys.argv[2] + "/model.safetensors.index.json"))
+assert set(published["weight_map"]) == set(made["weight_map"]), "names differ"
+assert published["metadata"]["total_size"] == made["metadata"]["total_size"], "sizes differ"
+EOF
+python3 - "$day0" "$model" > "$scratch/out" 2>&1 << 'EOF' && ok "check: at most 3 s of processor time and 1 GiB, nothing but types that are not computed" || not_ok "check: time, memory or findings"
+import json, resource, subprocess, sys
+p = subprocess.run([sys.argv[1], "check", sys.argv[2], "--json", "--memory", "2T"], stdout=subprocess.PIPE)
+r = resource.getrusage(resource.RUSAGE_CHILDREN)
+d = json.loads(p.stdout)
+print("%.2f s user, %.2f s system, %.2f s in all, %d MiB" % (r.ru_utime, r.ru_stime, d["seconds"], r.ru_maxrss // 1024))
+print([(f["id"], f["subject"]) for f in d["findings"]])
+assert r.ru_utime + r.ru_stime <= 3 and r.ru_maxrss <= 1 << 20
+assert {f["id"] for f in d["findings"] if f["severity"] == "error"} <= {"W013"}
+EOF
+rm "$model/model-00017-of-00096.safetensors"
+run 1 "a file of 96 is gone" "$day0" check "$model" --json --memory 2T
+says "and it is named" 'model-00017-of-00096' "$scratch/out"
+finish

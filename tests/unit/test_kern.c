@@ -1,0 +1,109 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The variant table, segments and log-sum-exp. The kernels themselves are tested by tests/kcheck.
+ */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/hash.h"
+#include "kern/kern.h"
+
+static void instruction_sets_have_names(void **state)
+{
+    (void)state;
+    enum kern_isa isa = KERN_AVX2;
+    for (int i = 0; i < KERN_N_ISA; i++)
+        assert_true(kern_isa_parse(kern_isa_name((enum kern_isa)i), &isa) == 0 && (int)isa == i);
+    assert_true(kern_isa_parse("fast", &isa) == 0 && isa == kern_isa_best());
+    assert_int_equal(kern_isa_parse("sse2", &isa), ERR_INVALID);
+    assert_true(kern_isa_available(KERN_REF) && kern_isa_available(kern_isa_best()));
+    assert_string_equal(kern_isa_name(KERN_N_ISA), "?");
+}
+
+static void the_best_variant_not_above_the_mask_is_picked(void **state)
+{
+    (void)state;
+    for (int i = 0; i < KERN_N_ISA; i++) {
+        const struct kern_variant *v = kern_pick(D0_OP_LINEAR, D0_BF16, (enum kern_isa)i);
+        enum kern_isa best = KERN_REF;
+        for (int j = 0; j <= i; j++)
+            best = kern_isa_available((enum kern_isa)j) ? (enum kern_isa)j : best;
+        assert_non_null(v);
+        assert_int_equal(v->isa, best);
+        assert_true(v->dtype == D0_BF16 && v->op == D0_OP_LINEAR);
+    }
+    assert_null(kern_pick(D0_OP_LINEAR, D0_I8, KERN_AVX512));
+    assert_null(kern_pick(9999, D0_F32, KERN_AVX512));
+    /* an operator without a variant of its own in an instruction set falls back */
+    assert_int_equal(kern_pick(D0_OP_EMBED, D0_F16, KERN_AVX512)->isa, KERN_REF);
+}
+
+static void the_table_is_whole(void **state)
+{
+    (void)state;
+    size_t n = kern_n_variants();
+    for (size_t i = 0; i < n; i++) {
+        const struct kern_variant *v = kern_variant_at(i);
+        assert_true(v && v->name && v->run && v->items && v->grain > 0);
+        assert_true(v->dtype == 0 || kern_dtype_input(v->op) >= 0);
+        assert_non_null(kern_pick(v->op, v->dtype ? v->dtype : D0_F32, KERN_REF)); /* has a definition */
+        for (size_t j = 0; j < i; j++)
+            assert_string_not_equal(v->name, kern_variant_at(j)->name);
+    }
+    assert_null(kern_variant_at(n));
+}
+
+static void segments(void **state)
+{
+    (void)state;
+    assert_int_equal(kern_segments(4096, KERN_VECTOR), 64);
+    assert_int_equal(kern_segments(2048, KERN_VECTOR), 64);
+    assert_int_equal(kern_segments(896, KERN_VECTOR), 4); /* 28 vectors */
+    assert_int_equal(kern_segments(64, KERN_VECTOR), 2);
+    assert_int_equal(kern_segments(33, KERN_VECTOR), 1);
+    assert_int_equal(kern_segments(8 * 128, 128), 8); /* eight heads */
+    assert_int_equal(kern_segments(6 * 128, 128), 2);
+}
+
+static void log_sum_exp(void **state)
+{
+    (void)state;
+    float x[512];
+    double sum = 0;
+    for (size_t i = 0; i < 512; i++) {
+        x[i] = (float)(20 * rng_f64(3, i) - 10);
+        sum += exp((double)x[i]);
+    }
+    for (uint32_t s = 1; s <= 64; s *= 2)
+        assert_true(fabs(kern_log_sum_exp(x, 512, s) - log(sum)) < 1e-6);
+    /* by hand: two segments of two, each one float32 */
+    const float y[4] = {0, -1, -2, -3};
+    float left = (float)(1 + exp(-1)), right = (float)(exp(-2) + exp(-3));
+    assert_true(kern_log_sum_exp(y, 4, 2) == log((double)(left + right)));
+    const float far[2] = {1000, -1000}, none[2] = {-INFINITY, -INFINITY}, all[2] = {INFINITY, 1},
+                bad[2] = {NAN, 1};
+    assert_true(kern_log_sum_exp(far, 2, 1) == 1000);
+    assert_true(kern_log_sum_exp(none, 2, 1) == -(double)INFINITY);
+    assert_true(kern_log_sum_exp(all, 2, 1) == (double)INFINITY);
+    assert_true(isnan(kern_log_sum_exp(bad, 2, 1)));
+    assert_true(kern_log_sum_exp(y, 0, 1) == -(double)INFINITY);
+    assert_true(kern_log_sum_exp(y, 3, 2) == kern_log_sum_exp(y, 3, 1)); /* segments must be whole */
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(instruction_sets_have_names),
+        cmocka_unit_test(the_best_variant_not_above_the_mask_is_picked),
+        cmocka_unit_test(the_table_is_whole),
+        cmocka_unit_test(segments),
+        cmocka_unit_test(log_sum_exp),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
