@@ -331,7 +331,8 @@ local function weight(name, shape, mark, o)
   names[name] = true
   mark, o = mark or rep, o or {}
   return add { k = "weight", name = name, shape = shape, part = mark[1], units = mark[2] or o.units or 0, quant = o.quant or false,
-    layer = layer, group = group, dtype = o.dtype, count = o.count, transposed = o.transposed }
+    layer = layer, group = group, dtype = o.dtype, count = o.count, transposed = o.transposed,
+    pieces = o.pieces }
 end
 
 local P = {}
@@ -464,7 +465,14 @@ function linear(a)
   local into = a.into or x.dim
   if into ~= x.dim and group == "text" then error("linear " .. name .. " takes " .. into .. " values, its input has " .. x.dim, 2) end
   local units = a.units or a.heads or (mark == row and x.heads) or nil
-  local w = weight(name .. ".weight", { a.out, into }, mark, stored(a, mark, units))
+  local o = stored(a, mark, units)
+  if a.pieces then -- several matrices behind each other: a cut goes through each
+    local sum = 0
+    for _, n in ipairs(a.pieces) do sum = sum + n end
+    if sum ~= a.out or #a.pieces > 8 then error("linear " .. name .. ": its pieces are not " .. a.out .. " rows, or more than 8", 2) end
+    o.pieces = a.pieces
+  end
+  local w = weight(name .. ".weight", { a.out, into }, mark, o)
   -- the bias of a row cut is added once, after the sum
   local b = a.bias and weight(name .. ".bias", { a.out }, mark == row and rep or mark, { units = mark ~= row and units or nil }) or nil
   local y = node("linear", { x.id, w, b }, {}, name, a.out, x.rows)

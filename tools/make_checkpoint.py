@@ -261,7 +261,8 @@ def from_config(argv):
             shutil.copyfile(path, os.path.join(a.out, name))
     write_checkpoint(a, tensors)
     write_tokenizer(a.out, value_of(config, "vocab_size"))
-    print("%s: %d tensors, %.6g GB in %d file%s" % (a.out, len(tensors), sum(t["bytes"] for t in tensors) / 1e9, a.shards, "" if a.shards == 1 else "s"))
+    total = sum(t["bytes"] for t in tensors)
+    print("%s: %d tensors, %.6g GB in %d file%s" % (a.out, len(tensors), total / 1e9, a.shards, "" if a.shards == 1 else "s"))
 
 
 # ---- tokenizer

@@ -11,6 +11,7 @@
 
 #include "base/file.h"
 #include "base/thread.h"
+#include "preflight/preflight.h"
 #include "stress/stress.h"
 
 #ifndef D0_VERSION
@@ -167,7 +168,7 @@ static int run_job(struct job *j, struct err *e)
     service_stop(j);
     if (rc)
         return rc;
-    rows_judge(j->out, j->o, j->spec && j->spec->origin == ARCH_DRAFTED);
+    rows_judge(j->out, j->o, j->spec && preflight_unproven(&j->out->findings, j->spec));
     j->out->seconds = j->open_seconds + (double)(clock_ns() - begin) / 1e9;
     return save_report(j, began, e);
 }

@@ -225,7 +225,8 @@ static void forgive_renamed(struct crossing *x, struct tally *files)
     }
 }
 
-/* Files that the index does not name but whose tensors it does, under names of files that are gone: they are used. */
+/* Files that the index does not name but whose tensors it does, under names of files that are gone: they are
+ * used. */
 static void adopt_renamed(struct crossing *x)
 {
     struct ckpt *c = x->o->c;

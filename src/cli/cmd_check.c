@@ -10,12 +10,13 @@
 #include "host/host.h"
 #include "preflight/preflight.h"
 
-enum { KEY_PAYLOAD = 0x2000, KEY_HASH, KEY_PARTIAL, KEY_CACHE, KEY_NO_CACHE, KEY_ROOT, KEY_RULES };
+enum { KEY_PAYLOAD = 0x2000, KEY_HASH, KEY_PARTIAL, KEY_CACHE, KEY_NO_CACHE, KEY_ROOT, KEY_RULES, KEY_PROFILE, KEY_CARDS };
 
 struct check_options {
     struct common common;
     bool payload, hash, partial, no_cache;
-    const char *cache, *root, *rules;
+    const char *cache, *root, *rules, *profile;
+    uint32_t n_cards;
 };
 
 struct check_result {
@@ -24,6 +25,7 @@ struct check_result {
     struct preflight_payload payload;
     struct host *host;
     struct host_rules rules;
+    struct host_card_profile *card;
     double seconds;
 };
 
@@ -34,6 +36,8 @@ static const struct argp_option options[] = {
     {"cache", KEY_CACHE, "FILE", 0, "keep payload results here (default: ~/.cache/day0/payload.json)", 0},
     {"no-cache", KEY_NO_CACHE, NULL, 0, "read every file again and keep nothing", 0},
     {"root", KEY_ROOT, "FILE", 0, "judge for the machine captured in FILE (day0 env --capture)", 0},
+    {"profile", KEY_PROFILE, "CARD.json", 0, "judge for a card that is not here: operators, types, memory", 0},
+    {"cards", KEY_CARDS, "N", 0, "with --profile: how many of them (default: 1)", 0},
     {"rules", KEY_RULES, "FILE", 0, "version rules to judge by (default: the built-in ones)", 0},
     {0},
 };
@@ -62,6 +66,12 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         break;
     case KEY_ROOT:
         o->root = arg;
+        break;
+    case KEY_PROFILE:
+        o->profile = arg;
+        break;
+    case KEY_CARDS:
+        o->n_cards = (uint32_t)cli_int(state, "--cards", arg, 1, 4096);
         break;
     case KEY_RULES:
         o->rules = arg;
@@ -134,9 +144,13 @@ static int run_check(const struct check_options *o, struct check_result *x, stru
     int rc = o->root ? host_open_capture(&x->host, o->root, e) : host_open(&x->host, ".", e);
     if (!rc)
         rc = host_rules_open(&x->rules, o->rules, e);
+    if (!rc && o->profile)
+        rc = host_card_open(&x->card, o->profile, e);
     if (rc)
         return rc;
-    if (!c->memory) {
+    po.card = x->card;
+    po.n_cards = o->n_cards;
+    if (!c->memory && !x->card) { /* with a card its memory counts */
         po.memory_bytes = x->host->memory_available;
         po.memory_source = x->host->memory_limit_source;
         /* 0 would mean "do not judge": a machine that has nothing left is one that the model does not fit. */
@@ -197,6 +211,7 @@ static int print_result(const struct check_options *o, const struct check_result
         preflight_write_check_members(x->verdict, &x->f, x->seconds, &w);
         json_put_bool(&w, "partial", o->partial);
         json_put_string(&w, "machine", o->root);
+        json_put_string(&w, "card", x->card ? x->card->name : NULL);
         json_key(&w, "rules");
         host_rules_write_json(&x->rules, x->host, &w);
         if (o->payload) {
@@ -232,6 +247,7 @@ int cmd_check(struct d0 *d0, int argc, char **argv)
     int status = rc ? cli_error(&o.common, &e) : print_result(&o, &x, statuses[x.verdict]);
     preflight_payload_release(&x.payload);
     host_rules_release(&x.rules);
+    host_card_close(x.card);
     host_close(x.host);
     findings_release(&x.f);
     return status;

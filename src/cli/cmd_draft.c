@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * day0 draft: a first architecture file for a model that nobody described. Refuses to overwrite a file, and to
- * draft what a shipped file describes.
+ * day0 draft: a first architecture file for a model that nobody described. Refuses to overwrite a file, and
+ * to draft what a shipped file describes.
  */
 #include <ctype.h>
 #include <string.h>
@@ -99,7 +99,8 @@ static void print_people(const struct preflight_draft *d, const char *file)
         printf("other shape     %s\n", d->misshapen[i]);
     for (size_t i = 0; i < d->n_unclaimed && i < 12; i++)
         printf("not described   %s\n", d->unclaimed[i]);
-    printf("written         %s; look for \"TODO day0 draft\", then: day0 check MODEL --arch %s\n", file, file);
+    printf("written         %s; look for \"TODO day0 draft\", then: day0 check MODEL --arch %s\n", file,
+           file);
 }
 
 static int make_draft(const struct draft *x, struct ckpt *c, struct err *e)
@@ -142,8 +143,9 @@ int cmd_draft(struct d0 *d0, int argc, char **argv)
         {0},
     };
     static const struct argp_child children[] = {{&common_argp, 0, NULL, 0}, {0}};
-    static const struct argp argp = {options,  parse, "MODEL", "A first architecture file for a model that nobody described.",
-                                     children, NULL,  NULL};
+    static const struct argp argp = {
+        options,  parse, "MODEL", "A first architecture file for a model that nobody described.",
+        children, NULL,  NULL};
     struct draft x = {.common = {.d0 = d0}};
     cli_parse(&argp, argc, argv, &x);
     struct findings f;

@@ -64,6 +64,15 @@ static const char *number(unsigned n, const char *what, char buf[64])
     return buf;
 }
 
+/* Drivers mostly put the vendor into the model's name. */
+static const char *card_name(const struct host_card *c, char *buf, size_t bytes)
+{
+    bool twice = c->vendor && c->model && str_starts(c->model, c->vendor);
+    snprintf(buf, bytes, "%s%s%s", twice ? "" : known(c->vendor), twice ? "" : " ",
+             c->model ? c->model : "card of unknown model");
+    return buf;
+}
+
 static void print_machine(const struct host *h)
 {
     char a[64], b[64], c[64], d[64];
@@ -89,8 +98,7 @@ static void print_machine(const struct host *h)
     else
         printf("memory    unknown\n");
     for (size_t i = 0; i < h->n_cards; i++)
-        printf("card      %s %s (%s, %s)\n", known(h->cards[i].vendor),
-               h->cards[i].model ? h->cards[i].model : "card of unknown model", h->cards[i].address,
+        printf("card      %s (%s, %s)\n", card_name(&h->cards[i], a, sizeof a), h->cards[i].address,
                known(h->cards[i].device));
     for (size_t i = 0; i < h->n_links; i++)
         printf("link      %s, %s, %s\n", h->links[i].name, known(h->links[i].rate), known(h->links[i].state));

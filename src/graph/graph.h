@@ -25,7 +25,7 @@ struct op_info {
 const struct op_info *op_find(uint32_t id); /* NULL if unknown */
 const struct op_info *op_find_name(const char *name);
 size_t op_all(const struct op_info **out);
-bool op_no_kernel(uint32_t id); /* described, but marked NO_KERNEL in ops.def */
+bool op_no_kernel(uint32_t id);       /* described, but marked NO_KERNEL in ops.def */
 uint32_t attr_find(const char *name); /* key or 0 */
 const char *attr_name(uint32_t key);
 bool attr_is_float(uint32_t key);
@@ -56,10 +56,10 @@ struct graph_value_info {
     uint8_t scheme;        /* weights: how the checkpoint stores it (spec/quant_schemes.def); 0: plainly */
     uint8_t state;         /* states: enum graph_state */
     uint64_t stored_bytes; /* weights: bytes of all its tensors in the checkpoint; 0: as the value says */
-    bool probe;           /* keep: becomes an OUTPUT when probes are recorded */
-    bool keep;            /* an OUTPUT in every plan (activations that leave a slice) */
-    const void *constant; /* WEIGHT computed on the host (inverse frequencies): its bytes, copied by
-                           * graph_add_value; NULL: comes from the checkpoint */
+    bool probe;            /* keep: becomes an OUTPUT when probes are recorded */
+    bool keep;             /* an OUTPUT in every plan (activations that leave a slice) */
+    const void *constant;  /* WEIGHT computed on the host (inverse frequencies): its bytes, copied by
+                            * graph_add_value; NULL: comes from the checkpoint */
 };
 
 struct graph {

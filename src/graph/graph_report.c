@@ -163,7 +163,8 @@ static void add_node(const struct graph *g, const struct d0_node *n, const int64
     case D0_OP_EXPERTS: { /* only the chosen experts */
         const struct d0_value *ids = &g->values[n->inputs[1]], *down = &g->values[n->inputs[3]];
         double inter = (double)node_attr_i(n, D0_ATTR_INTER, 0), width = (double)x->dims[1];
-        double matrices = node_attr_i(n, D0_ATTR_LAYOUT, 0) == 3 ? 2 : 3, chosen = rows * (double)ids->dims[1];
+        double matrices = node_attr_i(n, D0_ATTR_LAYOUT, 0) == 3 ? 2 : 3,
+               chosen = rows * (double)ids->dims[1];
         c->flops += 2 * chosen * matrices * inter * width;
         double read = chosen < (double)down->dims[0] ? chosen : (double)down->dims[0];
         c->weight_bytes += read * matrices * inter * width * dtype_bits(down->dtype) / 8;

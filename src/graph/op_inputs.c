@@ -5,7 +5,7 @@
  */
 #include "graph/graph_internal.h"
 
-#define BIT(i)       (1u << (i))
+#define BIT(i)        (1u << (i))
 #define FROM_TO(a, b) ((BIT((b) + 1) - 1) & ~(BIT(a) - 1))
 
 static const struct op_inputs {

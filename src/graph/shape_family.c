@@ -21,9 +21,9 @@ static int64_t width_of(const struct rule *r, uint32_t i)
 static bool natural(const struct rule *r, uint32_t key, int64_t *out)
 {
     *out = node_attr_i(r->n, key, 0);
-    return *out >= 0 && *out <= INT32_MAX ? true
-                                          : shape_broken(r, "%s is %lld, must be 0..2147483647",
-                                                         attr_name(key), (long long)*out);
+    return *out >= 0 && *out <= INT32_MAX
+               ? true
+               : shape_broken(r, "%s is %lld, must be 0..2147483647", attr_name(key), (long long)*out);
 }
 
 bool shape_function(const struct rule *r)
@@ -93,16 +93,15 @@ static bool rule_scale(const struct rule *r)
     if (!shape_want_rows(r, 0, "x"))
         return false;
     const struct d0_value *w = shape_input(r, 1);
-    if (w && (!shape_want(r, 1, "w", 0, 1) ||
-              (w->dims[0] != 1 && !shape_want_dim(r, 1, "w", 0, width_of(r, 0)))))
+    if (w &&
+        (!shape_want(r, 1, "w", 0, 1) || (w->dims[0] != 1 && !shape_want_dim(r, 1, "w", 0, width_of(r, 0)))))
         return false;
     return shape_give(r, rows_of(r, 0), width_of(r, 0));
 }
 
 static bool rule_act(const struct rule *r)
 {
-    return shape_function(r) && shape_want_rows(r, 0, "x") &&
-           shape_give(r, rows_of(r, 0), width_of(r, 0));
+    return shape_function(r) && shape_want_rows(r, 0, "x") && shape_give(r, rows_of(r, 0), width_of(r, 0));
 }
 
 static bool groups_of(const struct rule *r, int64_t width, int64_t *groups)
@@ -110,9 +109,9 @@ static bool groups_of(const struct rule *r, int64_t width, int64_t *groups)
     if (!natural(r, D0_ATTR_GROUPS, groups))
         return false;
     *groups = *groups ? *groups : 1;
-    return width % *groups == 0 ? true
-                                : shape_broken(r, "%lld groups do not divide %lld", (long long)*groups,
-                                               (long long)width);
+    return width % *groups == 0
+               ? true
+               : shape_broken(r, "%lld groups do not divide %lld", (long long)*groups, (long long)width);
 }
 
 static bool rule_slice(const struct rule *r)
@@ -160,9 +159,8 @@ static bool rule_layer_norm(const struct rule *r)
 static bool rule_gated_norm(const struct rule *r)
 {
     int64_t d;
-    return norm_dim(r, &d) && shape_function(r) &&
-           want_matrix(r, 1, "gate", rows_of(r, 0), width_of(r, 0)) && maybe_vector(r, 2, "w", d) &&
-           shape_give(r, rows_of(r, 0), width_of(r, 0));
+    return norm_dim(r, &d) && shape_function(r) && want_matrix(r, 1, "gate", rows_of(r, 0), width_of(r, 0)) &&
+           maybe_vector(r, 2, "w", d) && shape_give(r, rows_of(r, 0), width_of(r, 0));
 }
 
 static bool rule_position_scale(const struct rule *r)
@@ -197,11 +195,10 @@ static bool rule_mla(const struct rule *r)
         return false;
     if (!shape_want_dim(r, 0, "q", 1, heads * (nope + rope)) || !shape_want(r, 1, "pages", 0, 4) ||
         !shape_want_pages(r, 1, "pages", 1, latent + rope, 1) ||
-        !want_weight(r, 2, "kv_b", heads * (nope + v_dim), latent) ||
-        !shape_want_places(r, 3, rows_of(r, 0)))
+        !want_weight(r, 2, "kv_b", heads * (nope + v_dim), latent) || !shape_want_places(r, 3, rows_of(r, 0)))
         return false;
-    if (shape_input(r, 6) && (!shape_want(r, 6, "chosen", D0_I32, 2) ||
-                              !shape_want_dim(r, 6, "chosen", 0, rows_of(r, 0))))
+    if (shape_input(r, 6) &&
+        (!shape_want(r, 6, "chosen", D0_I32, 2) || !shape_want_dim(r, 6, "chosen", 0, rows_of(r, 0))))
         return false;
     return shape_give(r, rows_of(r, 0), heads * v_dim);
 }
@@ -245,8 +242,8 @@ static bool rule_pool_attention(const struct rule *r)
         !natural(r, D0_ATTR_WINDOW, &window) || !natural(r, D0_ATTR_RATIO, &ratio) ||
         !shape_want_rows(r, 0, "q"))
         return false;
-    if (shape_input(r, 7) && (!shape_want(r, 7, "chosen", D0_I32, 2) ||
-                              !shape_want_dim(r, 7, "chosen", 0, rows_of(r, 0))))
+    if (shape_input(r, 7) &&
+        (!shape_want(r, 7, "chosen", D0_I32, 2) || !shape_want_dim(r, 7, "chosen", 0, rows_of(r, 0))))
         return false;
     return shape_want_dim(r, 0, "q", 1, heads * dim) && shape_want(r, 1, "latents", 0, 4) &&
            shape_want_pages(r, 1, "latents", 1, dim, 1) && shape_want(r, 2, "pool", 0, 4) &&
@@ -398,8 +395,7 @@ static bool rule_hyper_out(const struct rule *r)
     if (!streams_of(r, 1, &n))
         return false;
     return want_matrix(r, 0, "y", rows_of(r, 1), width_of(r, 1) / n) &&
-           want_matrix(r, 2, "m", rows_of(r, 1), n * (n + 1)) &&
-           shape_give(r, rows_of(r, 1), width_of(r, 1));
+           want_matrix(r, 2, "m", rows_of(r, 1), n * (n + 1)) && shape_give(r, rows_of(r, 1), width_of(r, 1));
 }
 
 static bool rule_hyper_head(const struct rule *r)
@@ -418,8 +414,9 @@ static bool rule_group_linear(const struct rule *r)
         !shape_want_stored(r, 1, "w", 2) || !shape_want_dim(r, 1, "w", 1, width_of(r, 0) / groups))
         return false;
     int64_t n = rows_of(r, 1);
-    return n % groups ? shape_broken(r, "%lld groups do not divide %lld rows", (long long)groups, (long long)n)
-                      : shape_give(r, rows_of(r, 0), n);
+    return n % groups
+               ? shape_broken(r, "%lld groups do not divide %lld rows", (long long)groups, (long long)n)
+               : shape_give(r, rows_of(r, 0), n);
 }
 
 bool shape_rule_family(const struct rule *r)

@@ -12,7 +12,6 @@
 
 #include "tensor/tensor.h"
 
-
 bool shape_broken(const struct rule *r, const char *fmt, ...)
 {
     va_list ap;
@@ -59,7 +58,7 @@ bool shape_want(const struct rule *r, uint32_t i, const char *name, uint32_t dty
         return shape_broken(r, "input %u (%s) is missing", i, name);
     if (dtype ? v->dtype != dtype : !dtype_is_float(v->dtype))
         return shape_broken(r, "input %u (%s) is %s, must be %s", i, name, dtype_name(v->dtype),
-                      dtype ? dtype_name(dtype) : "a float type");
+                            dtype ? dtype_name(dtype) : "a float type");
     if (v->n_dims != n_dims)
         return shape_broken(r, "input %u (%s) has %u dimensions, must have %u", i, name, v->n_dims, n_dims);
     return true;
@@ -80,7 +79,7 @@ bool shape_want_dim(const struct rule *r, uint32_t i, const char *name, uint32_t
     char buf[96];
     if (v->dims[d] != expected)
         return shape_broken(r, "input %u (%s) is %s, dimension %u must be %lld", i, name,
-                      dims_format(v, buf, sizeof buf), d, (long long)expected);
+                            dims_format(v, buf, sizeof buf), d, (long long)expected);
     return true;
 }
 
@@ -165,7 +164,7 @@ bool shape_pair(const struct rule *r, const char *a, const char *b)
     char x[96], y[96];
     if (!same_dims(shape_input(r, 0), shape_input(r, 1)))
         return shape_broken(r, "%s is %s but %s is %s", a, dims_format(shape_input(r, 0), x, sizeof x), b,
-                      dims_format(shape_input(r, 1), y, sizeof y));
+                            dims_format(shape_input(r, 1), y, sizeof y));
     return shape_give(r, shape_input(r, 0)->dims[0], shape_input(r, 0)->dims[1]);
 }
 
@@ -179,7 +178,8 @@ static bool rule_rope_table(const struct rule *r)
 static bool rule_rope(const struct rule *r)
 {
     int64_t dim, offset = node_attr_i(r->n, D0_ATTR_OFFSET, 0), style = node_attr_i(r->n, D0_ATTR_STYLE, 0);
-    if (!shape_want_rows(r, 0, "x") || !shape_want_rows(r, 1, "table") || !shape_positive(r, D0_ATTR_DIM, &dim))
+    if (!shape_want_rows(r, 0, "x") || !shape_want_rows(r, 1, "table") ||
+        !shape_positive(r, D0_ATTR_DIM, &dim))
         return false;
     int64_t k = shape_input(r, 0)->dims[1], d = shape_input(r, 1)->dims[1];
     if (k % dim)
@@ -188,7 +188,7 @@ static bool rule_rope(const struct rule *r)
         return shape_broken(r, "the table is %lld wide, must be even", (long long)d);
     if (offset < 0 || offset > dim || d > dim - offset)
         return shape_broken(r, "%lld values from %lld do not lie in a head of %lld", (long long)d,
-                      (long long)offset, (long long)dim);
+                            (long long)offset, (long long)dim);
     if (style < 0 || style > 1)
         return shape_broken(r, "style %lld is unknown", (long long)style);
     if (!shape_want_dim(r, 1, "table", 0, shape_input(r, 0)->dims[0]))
@@ -199,11 +199,13 @@ static bool rule_rope(const struct rule *r)
 /* Pages [pages, kv_heads, page_tokens, dim] at input i, whose page size must agree with the pages at input
  * `as`. */
 bool shape_want_pages(const struct rule *r, uint32_t i, const char *name, int64_t kv_heads, int64_t dim,
-                       uint32_t as)
+                      uint32_t as)
 {
-    if (!shape_want(r, i, name, 0, 4) || !shape_want_dim(r, i, name, 1, kv_heads) || !shape_want_dim(r, i, name, 3, dim))
+    if (!shape_want(r, i, name, 0, 4) || !shape_want_dim(r, i, name, 1, kv_heads) ||
+        !shape_want_dim(r, i, name, 3, dim))
         return false;
-    return shape_want_dim(r, i, name, 0, shape_input(r, as)->dims[0]) && shape_want_dim(r, i, name, 2, shape_input(r, as)->dims[2]);
+    return shape_want_dim(r, i, name, 0, shape_input(r, as)->dims[0]) &&
+           shape_want_dim(r, i, name, 2, shape_input(r, as)->dims[2]);
 }
 
 /* positions[T], seq_of[T], page_table[B, P] from input i on. */
@@ -231,8 +233,10 @@ static bool rule_kv_store(const struct rule *r)
     if (!kv_sizes(r, &kv_heads, &dim, &v_dim) || !shape_want_rows(r, 0, "k") || !shape_want_rows(r, 1, "v"))
         return false;
     return shape_want_dim(r, 0, "k", 1, kv_heads * dim) && shape_want_dim(r, 1, "v", 1, kv_heads * v_dim) &&
-           shape_want_dim(r, 1, "v", 0, shape_input(r, 0)->dims[0]) && shape_want_pages(r, 2, "k_pages", kv_heads, dim, 2) &&
-           shape_want_pages(r, 3, "v_pages", kv_heads, v_dim, 2) && shape_want_places(r, 4, shape_input(r, 0)->dims[0]);
+           shape_want_dim(r, 1, "v", 0, shape_input(r, 0)->dims[0]) &&
+           shape_want_pages(r, 2, "k_pages", kv_heads, dim, 2) &&
+           shape_want_pages(r, 3, "v_pages", kv_heads, v_dim, 2) &&
+           shape_want_places(r, 4, shape_input(r, 0)->dims[0]);
 }
 
 static bool attention_extras(const struct rule *r, int64_t heads, int64_t kv_heads)
@@ -246,22 +250,25 @@ static bool attention_extras(const struct rule *r, int64_t heads, int64_t kv_hea
         return false;
     if (shape_input(r, 7) == NULL)
         return true;
-    return shape_want(r, 7, "chosen", D0_I32, 2) && (shape_input(r, 7)->dims[1] % kv_heads == 0
-                                                        ? true
-                                                        : shape_broken(r, "chosen keys are not whole heads"));
+    return shape_want(r, 7, "chosen", D0_I32, 2) &&
+           (shape_input(r, 7)->dims[1] % kv_heads == 0 ? true
+                                                       : shape_broken(r, "chosen keys are not whole heads"));
 }
 
 static bool rule_attention(const struct rule *r)
 {
     int64_t heads, kv_heads, dim, v_dim, window = node_attr_i(r->n, D0_ATTR_WINDOW, 0);
-    if (!shape_positive(r, D0_ATTR_HEADS, &heads) || !kv_sizes(r, &kv_heads, &dim, &v_dim) || !shape_want_rows(r, 0, "q"))
+    if (!shape_positive(r, D0_ATTR_HEADS, &heads) || !kv_sizes(r, &kv_heads, &dim, &v_dim) ||
+        !shape_want_rows(r, 0, "q"))
         return false;
     if (heads % kv_heads)
-        return shape_broken(r, "%lld kv heads do not divide %lld heads", (long long)kv_heads, (long long)heads);
+        return shape_broken(r, "%lld kv heads do not divide %lld heads", (long long)kv_heads,
+                            (long long)heads);
     if (window < 0 || window > INT32_MAX)
         return shape_broken(r, "window is %lld", (long long)window);
     if (!shape_want_dim(r, 0, "q", 1, heads * dim) || !shape_want(r, 1, "k_pages", 0, 4) ||
-        !shape_want_pages(r, 1, "k_pages", kv_heads, dim, 1) || !shape_want_pages(r, 2, "v_pages", kv_heads, v_dim, 1) ||
+        !shape_want_pages(r, 1, "k_pages", kv_heads, dim, 1) ||
+        !shape_want_pages(r, 2, "v_pages", kv_heads, v_dim, 1) ||
         !shape_want_places(r, 3, shape_input(r, 0)->dims[0]))
         return false;
     return attention_extras(r, heads, kv_heads) && shape_give(r, shape_input(r, 0)->dims[0], heads * v_dim);

@@ -33,10 +33,11 @@ struct plan_degree {
     bool legal, exact;
     char reason[120];
 };
-/* Tensor parallelism 1, 2, 4, ... 64, experts cut inside; returns count <= cap. Judged: heads, widths, blocks of
- * scales (a cut within one would need two scales), and the fixed segments of sums for exactness. */
+/* Tensor parallelism 1, 2, 4, ... 64, experts cut inside; returns count <= cap. Judged: heads, widths, blocks
+ * of scales (a cut within one would need two scales), and the fixed segments of sums for exactness. */
 size_t plan_tp_degrees(const struct spec *s, struct plan_degree *out, size_t cap);
-/* Expert parallelism: the powers of two and the divisors of the number of experts, up to it; 0 without experts. */
+/* Expert parallelism: the powers of two and the divisors of the number of experts, up to it; 0 without
+ * experts. */
 size_t plan_ep_degrees(const struct spec *s, struct plan_degree *out, size_t cap);
 
 /* Smallest layout (PP x TP on ranks of memory_bytes) that fits; false if none up to 4096 ranks. */

@@ -46,8 +46,8 @@ static void matrix_of(const struct spec_weight *w, int64_t *n, int64_t *k)
 }
 
 /* A cut of `size` values into tp parts must not cut a block of scales. */
-static bool blocks_whole(const struct spec_weight *w, int64_t size, uint32_t block, const char *what, uint32_t tp,
-                         struct plan_degree *d)
+static bool blocks_whole(const struct spec_weight *w, int64_t size, uint32_t block, const char *what,
+                         uint32_t tp, struct plan_degree *d)
 {
     char name[64];
     int64_t part = size / tp;
@@ -58,7 +58,8 @@ static bool blocks_whole(const struct spec_weight *w, int64_t size, uint32_t blo
     return false;
 }
 
-static bool divides(const struct spec_weight *w, int64_t size, const char *what, uint32_t tp, struct plan_degree *d)
+static bool divides(const struct spec_weight *w, int64_t size, const char *what, uint32_t tp,
+                    struct plan_degree *d)
 {
     char name[64];
     if (size % tp == 0)
@@ -68,8 +69,8 @@ static bool divides(const struct spec_weight *w, int64_t size, const char *what,
     return false;
 }
 
-/* Experts are cut inside: gate and up by rows, down by columns. Which of the two a matrix is shows in the graph;
- * both its sides are looked at where the inner width lies. */
+/* Experts are cut inside: gate and up by rows, down by columns. Which of the two a matrix is shows in the
+ * graph; both its sides are looked at where the inner width lies. */
 static bool expert_legal(const struct spec *s, const struct d0_node *n, uint32_t tp, struct plan_degree *d)
 {
     int64_t inter = node_attr_i(n, D0_ATTR_INTER, 0);
@@ -90,10 +91,15 @@ static bool expert_legal(const struct spec *s, const struct d0_node *n, uint32_t
     return true;
 }
 
-static bool weight_legal(const struct spec *s, const struct spec_weight *w, uint32_t tp, struct plan_degree *d)
+static bool weight_legal(const struct spec *s, const struct spec_weight *w, uint32_t tp,
+                         struct plan_degree *d)
 {
     int64_t n, k;
     matrix_of(w, &n, &k);
+    for (uint32_t i = 0; i < w->n_pieces && w->part != PART_REPLICATED; i++)
+        if (!divides(w, w->pieces[i], "rows of a piece", tp, d) ||
+            !blocks_whole(w, w->pieces[i], w->form.group_n, "rows", tp, d))
+            return false;
     switch (w->part) {
     case PART_REPLICATED:
     case PART_EXPERT:
@@ -118,7 +124,8 @@ static bool weight_legal(const struct spec *s, const struct spec_weight *w, uint
 
 static bool node_legal(const struct spec *s, const struct d0_node *n, uint32_t tp, struct plan_degree *d)
 {
-    uint32_t heads = (uint32_t)node_attr_i(n, D0_ATTR_HEADS, 1), kv = (uint32_t)node_attr_i(n, D0_ATTR_KV_HEADS, 1);
+    uint32_t heads = (uint32_t)node_attr_i(n, D0_ATTR_HEADS, 1),
+             kv = (uint32_t)node_attr_i(n, D0_ATTR_KV_HEADS, 1);
     switch ((enum d0_op)n->op) {
     case D0_OP_ATTENTION:
         if (heads_legal(heads, tp, false) && heads_legal(kv, tp, true))
@@ -149,7 +156,8 @@ static void segments_exact(const struct spec *s, const struct d0_node *n, uint32
         return;
     if (n->op == D0_OP_EXPERTS && tp > 1) {
         d->exact = false;
-        snprintf(d->reason, sizeof d->reason, "not exact: experts cut inside are summed in parts; EP keeps them whole");
+        snprintf(d->reason, sizeof d->reason,
+                 "not exact: experts cut inside are summed in parts; EP keeps them whole");
         return;
     }
     if (segments < 0)

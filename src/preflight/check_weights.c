@@ -203,7 +203,8 @@ static void report_missing_kind(struct check *x, const struct kind *k)
     const char *remedy = NULL;
     if (is_partial(x, k->first)) {
         finding_add(x->f, FINDING_Q002, subject_of(k, subject, sizeof(subject)),
-                    "%s of %s; the weights are there", tally_format(&k->tensors, "missing tensor", text, sizeof(text)),
+                    "%s of %s; the weights are there",
+                    tally_format(&k->tensors, "missing tensor", text, sizeof(text)),
                     spec_scheme_name(k->first->weight->form.scheme));
         return;
     }
@@ -327,8 +328,8 @@ static bool is_computed(uint32_t dtype)
     return dtype == D0_F32 || dtype == D0_BF16 || dtype == D0_F16;
 }
 
-/* Codes are judged by the type of what they are in; integer tables are no numbers to compute with. Of scales and
- * the like only what their scheme does not allow. */
+/* Codes are judged by the type of what they are in; integer tables are no numbers to compute with. Of scales
+ * and the like only what their scheme does not allow. */
 static bool is_of_type(const struct wanted *w, uint32_t dtype)
 {
     if (!w->tensor || w->tensor->dtype != dtype)
@@ -357,7 +358,8 @@ static void check_dtypes(struct check *x)
     }
 }
 
-/* Values that a family keeps in a wider type than the rest of its model: a copy in fewer bits is not the same model. */
+/* Values that a family keeps in a wider type than the rest of its model: a copy in fewer bits is not the same
+ * model. */
 static int check_narrowed(struct check *x)
 {
     struct kinds kinds = {0};
@@ -366,8 +368,8 @@ static int check_narrowed(struct check *x)
     for (size_t i = 0; !rc && i < x->n_wanted; i++) {
         const struct wanted *w = &x->wanted[i];
         uint32_t keeps = w->weight->family_dtype;
-        if (!w->tensor || w->role != ROLE_WEIGHT || !dtype_is_float(keeps) || !dtype_is_float(w->tensor->dtype) ||
-            dtype_bits(w->tensor->dtype) >= dtype_bits(keeps))
+        if (!w->tensor || w->role != ROLE_WEIGHT || !dtype_is_float(keeps) ||
+            !dtype_is_float(w->tensor->dtype) || dtype_bits(w->tensor->dtype) >= dtype_bits(keeps))
             continue;
         struct kind *k = kind_of(x, &kinds, w->name);
         if (!k) {
@@ -378,7 +380,8 @@ static int check_narrowed(struct check *x)
         }
     }
     for (size_t i = 0; !rc && i < kinds.n; i++)
-        finding_add(x->f, FINDING_W023, subject_of(&kinds.items[i], subject, sizeof(subject)), "%s, in %s; %s keeps it in %s",
+        finding_add(x->f, FINDING_W023, subject_of(&kinds.items[i], subject, sizeof(subject)),
+                    "%s, in %s; %s keeps it in %s",
                     tally_format(&kinds.items[i].tensors, "tensor", text, sizeof(text)),
                     dtype_name(kinds.items[i].first->tensor->dtype), x->s->arch_name,
                     dtype_name(kinds.items[i].first->weight->family_dtype));

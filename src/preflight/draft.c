@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Owns: the drafting of an architecture file for a model that nobody described: every known family is tried, the
- * nearest few are fitted, the best becomes the draft, and what is left is listed. Refuses to hand out a file that
- * does not load, and calls nothing in it known that was only guessed.
+ * Owns: the drafting of an architecture file for a model that nobody described: every known family is tried,
+ * the nearest few are fitted, the best becomes the draft, and what is left is listed. Refuses to hand out a
+ * file that does not load, and calls nothing in it known that was only guessed.
  */
 #include "preflight/draft_internal.h"
 
@@ -50,7 +50,7 @@ static double rank_of(const struct drafting *x, const struct draft_trial *t)
     snprintf(name, sizeof name, "%.60s", t->file);
     name[strcspn(name, ".")] = 0;
     unsigned d = str_distance(name, x->model_type);
-    return t->score + NAME_BONUS * (1.0 - (double)(d < 64 ? d : 64) / 64.0);
+    return t->score + t->promise / 2 + NAME_BONUS * (1.0 - (double)(d < 64 ? d : 64) / 64.0);
 }
 
 /* Keeps the nearest few in order; t is taken. */
@@ -70,7 +70,8 @@ static void keep(const struct drafting *x, struct draft_trial *best, struct draf
     draft_trial_release(t);
 }
 
-static int try_families(struct drafting *x, struct preflight_draft *out, struct draft_trial *best, struct err *e)
+static int try_families(struct drafting *x, struct preflight_draft *out, struct draft_trial *best,
+                        struct err *e)
 {
     const struct arch_file *files;
     size_t n = spec_arch_files(&files);
@@ -84,12 +85,15 @@ static int try_families(struct drafting *x, struct preflight_draft *out, struct 
             continue;
         rc = draft_try(x, &files[i], &t, e);
         struct preflight_draft_family *f = &out->tried[out->n_tried++];
-        *f = (struct preflight_draft_family){.file = files[i].name, .loaded = t.loaded, .claimed = t.n_claimed, .alike = t.alike};
+        *f = (struct preflight_draft_family){
+            .file = files[i].name, .loaded = t.loaded, .claimed = t.n_claimed, .alike = t.alike};
         f->why = t.loaded ? NULL : arena_strdup(&out->arena, t.why);
-        if (rc)
+        if (rc) {
             draft_trial_release(&t);
-        else
+        } else {
+            draft_promise(x, &t);
             keep(x, best, &t);
+        }
     }
     for (size_t i = 0; i < FITTED && !rc; i++)
         if (best[i].loaded)
@@ -132,8 +136,8 @@ static void note_rest(struct drafting *x, struct draft_trial *t, struct prefligh
     }
 }
 
-static int from_family(struct drafting *x, struct draft_trial *t, struct preflight_draft *out, struct strbuf *text,
-                       struct err *e)
+static int from_family(struct drafting *x, struct draft_trial *t, struct preflight_draft *out,
+                       struct strbuf *text, struct err *e)
 {
     struct strbuf extra = STRBUF_INIT;
     int rc = draft_measure(x, t, e);
@@ -149,7 +153,8 @@ static int from_family(struct drafting *x, struct draft_trial *t, struct preflig
 }
 
 /* Runs what will be written; the result says what it names. */
-static int prove(struct drafting *x, struct strbuf *text, struct preflight_draft *out, bool *loads, struct err *e)
+static int prove(struct drafting *x, struct strbuf *text, struct preflight_draft *out, bool *loads,
+                 struct err *e)
 {
     struct draft_trial t = {.file = "draft"};
     strbuf_add(&t.text, strbuf_cstr(text), text->len);
@@ -169,7 +174,8 @@ static int prove(struct drafting *x, struct strbuf *text, struct preflight_draft
     return rc;
 }
 
-static int write_text(struct drafting *x, struct draft_trial *best, struct preflight_draft *out, struct err *e)
+static int write_text(struct drafting *x, struct draft_trial *best, struct preflight_draft *out,
+                      struct err *e)
 {
     struct strbuf text = STRBUF_INIT;
     bool loads = false;
@@ -185,7 +191,7 @@ static int write_text(struct drafting *x, struct draft_trial *best, struct prefl
         out->nearest = NULL;
         out->by_family = out->listed = 0;
         out->n_missing = out->n_misshapen = 0;
-        rc = draft_scratch(x, &text, e);
+        rc = draft_scratch(x, &text, &out->listed, e);
         if (!rc)
             rc = prove(x, &text, out, &loads, e);
         if (!rc && !loads)
@@ -200,7 +206,8 @@ static int write_text(struct drafting *x, struct draft_trial *best, struct prefl
     return rc;
 }
 
-int preflight_draft(struct ckpt *c, const struct preflight_draft_options *o, struct preflight_draft *out, struct err *e)
+int preflight_draft(struct ckpt *c, const struct preflight_draft_options *o, struct preflight_draft *out,
+                    struct err *e)
 {
     *out = (struct preflight_draft){.total = c->n_tensors};
     arena_init(&out->arena, NULL, MEM_SPEC);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Owns: Lua calls that list tensors as they are, as loops over the numbers in their names, so that the inventory
- * of a draft is whole. Says of each what its shape alone tells, and claims to know no more.
+ * Owns: Lua calls that list tensors as they are, as loops over the numbers in their names, so that the
+ * inventory of a draft is whole. Says of each what its shape alone tells, and claims to know no more.
  */
 #include "preflight/draft_internal.h"
 
@@ -24,7 +24,7 @@ struct item {
 struct emitter {
     const struct drafting *x;
     struct strbuf *out;
-    const struct item *first; /* of the group being written */
+    const struct item *first;       /* of the group being written */
     const char *loops[MAX_NUMBERS]; /* Lua variable of each number, or NULL: its value is fixed */
     uint32_t fixed[MAX_NUMBERS];
     unsigned depth;
@@ -152,8 +152,8 @@ static void put_loop(struct emitter *m, const char *name, const uint32_t *v, siz
 static void emit(struct emitter *m, const struct item *it, size_t n, uint32_t axis);
 
 /* One class of equal blocks: a loop over the numbers that lead to them, or the one number. */
-static void emit_class(struct emitter *m, const struct item *block, size_t n, uint32_t axis, const uint32_t *v,
-                       size_t n_values)
+static void emit_class(struct emitter *m, const struct item *block, size_t n, uint32_t axis,
+                       const uint32_t *v, size_t n_values)
 {
     static const char *const names[MAX_NUMBERS] = {"i", "j", "k", "l", "m", "n"};
     bool loop = n_values > 1;
@@ -195,7 +195,7 @@ static void emit(struct emitter *m, const struct item *it, size_t n, uint32_t ax
     struct block {
         size_t at, n;
         bool done;
-    } *blocks;
+    } * blocks;
     size_t n_blocks = 0, classes = 0;
     if (axis == it->n_numbers) {
         put_call(m, 0);
@@ -236,6 +236,8 @@ static const char *guess(const struct ckpt_tensor *t, int64_t h)
 {
     if (t->dtype && !dtype_is_float(t->dtype))
         return "integers: part of a quantised weight, or a table";
+    if (strstr(t->name, "scale"))
+        return "a scale, of a quantised weight perhaps";
     if (t->n_dims == 1)
         return t->dims[0] == h ? "a norm or a bias over the hidden size" : "a norm, bias or scale";
     if (t->n_dims == 2 && t->dims[0] == h && t->dims[1] == h)
@@ -257,8 +259,9 @@ static void emit_kind(struct emitter *m, const char *base, const struct item *it
     m->depth = 0;
     m->full = false;
     indent(m);
-    strbuf_printf(m->out, "-- " DRAFT_MARK "%zu tensor%s %s that %s does not describe: %s\n", n, n == 1 ? "" : "s",
-                  it->t->dtype ? dtype_name(it->t->dtype) : "of an unknown type", base, guess(it->t, m->x->hidden));
+    strbuf_printf(m->out, "-- " DRAFT_MARK "%zu tensor%s %s%s%s%s: %s\n", n, n == 1 ? "" : "s",
+                  it->t->dtype ? dtype_name(it->t->dtype) : "of an unknown type", base ? " that " : "",
+                  base ? base : "", base ? " does not describe" : "", guess(it->t, m->x->hidden));
     emit(m, it, n, 0);
     if (m->full || m->out->len > DRAFT_MAX_BYTES) {
         m->out->len = before;
@@ -272,7 +275,8 @@ static void emit_kind(struct emitter *m, const char *base, const struct item *it
 static bool listable(const struct drafting *x, size_t i)
 {
     const struct ckpt_tensor *t = &x->c->tensors[i];
-    if (x->names.of[i] == UINT32_MAX || strlen(t->name) > 190 || !draft_plain(t->name) || strchr(t->name, '%'))
+    if (x->names.of[i] == UINT32_MAX || strlen(t->name) > 190 || !draft_plain(t->name) ||
+        strchr(t->name, '%'))
         return false;
     for (uint32_t k = 0; k < t->n_dims; k++)
         if (t->dims[k] <= 0)
@@ -296,7 +300,8 @@ int draft_extra(const struct drafting *x, const uint8_t *claims, const char *bas
     if (n > 1)
         qsort(items, n, sizeof *items, in_order);
     if (n)
-        strbuf_puts(out, "-- Listed so that the inventory is whole; no operator reads them yet. Move each to where it is used.\n"
+        strbuf_puts(out, "-- Listed so that the inventory is whole; no operator reads them yet. Move each to "
+                         "where it is used.\n"
                          "local function list_extra()\n");
     for (size_t i = 0, k; i < n && !strbuf_failed(out); i = k) {
         for (k = i + 1; k < n && by_kind(&items[i], &items[k]) == 0;)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Owns: edits of the text of an architecture file, and the marks that tell an expert where they are. Knows of Lua
- * only what the shipped files use: double-quoted strings and comments to the end of a line.
+ * Owns: edits of the text of an architecture file, and the marks that tell an expert where they are. Knows of
+ * Lua only what the shipped files use: double-quoted strings and comments to the end of a line.
  */
 #include "preflight/draft_internal.h"
 
@@ -60,7 +60,8 @@ static const char *finish_line(struct strbuf *to, const char *from, const char *
     return from + n;
 }
 
-size_t draft_replace(const struct strbuf *from, struct strbuf *to, const char *old, const char *new, int which)
+size_t draft_replace(const struct strbuf *from, struct strbuf *to, const char *old, const char *new,
+                     int which)
 {
     const char *done = strbuf_cstr(from), *at = done, *begin = NULL, *end = NULL;
     int n = 0;
@@ -119,17 +120,20 @@ bool draft_default_key(struct strbuf *text, const char *key)
 {
     static const struct {
         const char *reader, *value;
-    } readers[] = {{"count", "1"}, {"int", "0"}, {"num", "1.0"}, {"flag", "false"}, {"text", "\"silu\""}, {"list", "nil, {}"}};
+    } readers[] = {{"count", "1"},    {"int", "0"},         {"num", "1.0"},
+                   {"flag", "false"}, {"text", "\"silu\""}, {"list", "nil, {}"}};
     for (size_t i = 0; i < ARRAY_LEN(readers); i++) {
         for (int parens = 0; parens < 2; parens++) {
             char want[260];
-            snprintf(want, sizeof want, parens ? ":%s(\"%.200s\")" : ":%s \"%.200s\"", readers[i].reader, key);
+            snprintf(want, sizeof want, parens ? ":%s(\"%.200s\")" : ":%s \"%.200s\"", readers[i].reader,
+                     key);
             char *p = strstr(text->data, want);
             if (!p)
                 continue;
             struct strbuf b = STRBUF_INIT;
             strbuf_add(&b, text->data, (size_t)(p - text->data));
-            strbuf_printf(&b, ":%s(\"%s\", %s)", readers[i].reader, key, readers[i].value);
+            bool width = i == 0 && (strstr(key, "dim") || strstr(key, "rank") || strstr(key, "size"));
+            strbuf_printf(&b, ":%s(\"%s\", %s)", readers[i].reader, key, width ? "128" : readers[i].value);
             p += strlen(want);
             size_t n = strcspn(p, "\n");
             strbuf_add(&b, p, n);
@@ -149,9 +153,10 @@ void draft_head(const struct drafting *x, const char *from, struct strbuf *out)
 {
     char name[120];
     strbuf_puts(out, "-- SPDX-License-Identifier: Apache-2.0\n--\n");
-    strbuf_printf(out, "-- Drafted by day0 for %s%s%s. Nobody has checked it: look for \"TODO day0 draft\",\n",
-                  ckpt_show(x->architecture, name, sizeof name), from ? " from " : ", from the names and shapes of its tensors",
-                  from ? from : "");
+    strbuf_printf(out,
+                  "-- Drafted by day0 for %s%s%s. Nobody has checked it: look for \"TODO day0 draft\",\n",
+                  ckpt_show(x->architecture, name, sizeof name),
+                  from ? " from " : ", from the names and shapes of its tensors", from ? from : "");
     strbuf_puts(out, "-- correct what it marks, compare with a reference, then take out `drafted = true`.\n");
 }
 
@@ -161,15 +166,18 @@ static void add_line(struct strbuf *out, const char *field, const char *value)
     strbuf_printf(out, "  %s = { \"%s\" },\n", field, draft_plain(value) ? value : "unnamed");
 }
 
-bool draft_assemble(const struct drafting *x, const struct draft_trial *t, const char *extra, struct strbuf *out)
+bool draft_assemble(const struct drafting *x, const struct draft_trial *t, const char *extra,
+                    struct strbuf *out)
 {
     const char *p = strbuf_cstr(&t->text);
     bool opened = false;
     draft_head(x, t->file, out);
-    if (t->n_notes)
+    if (t->n_notes || t->unread.len)
         strbuf_puts(out, "--\n-- What differs from that family:\n");
     for (size_t i = 0; i < t->n_notes; i++)
         strbuf_printf(out, "--   %s\n", t->notes[i]);
+    if (t->unread.len)
+        strbuf_printf(out, "--   " DRAFT_MARK "nobody reads these keys of config.json:%s\n", t->unread.data);
     strbuf_puts(out, "--\n-- What that file says of its own family:\n");
     while (*p) {
         size_t n = strcspn(p, "\n"), line = n + (p[n] == '\n');

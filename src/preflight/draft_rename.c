@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Owns: the search for edits that make a family's text name more of a checkpoint: another word for a part of a
- * name, another key of config.json for a width. Keeps no edit that the checkpoint does not confirm: each is run,
- * and stays only if more is named with its true shape.
+ * Owns: the search for edits that make a family's text name more of a checkpoint: another word for a part of
+ * a name, another key of config.json for a width. Keeps no edit that the checkpoint does not confirm: each is
+ * run, and stays only if more is named with its true shape.
  */
 #include "preflight/draft_internal.h"
 
@@ -16,6 +16,10 @@
 #define MAX_PAIRS   24
 #define MAX_PLACES  6
 #define MAX_WORD    160
+#define MAX_ABSENT  256 /* patterns that are compared */
+#define MAX_THERE   1024
+#define MAX_PARTS   6
+#define ALIKE       3 /* distance of names that are surely other words for the same */
 #define MIN_BETTER  1e-9
 #define MAX_ROUNDS  16
 #define MAX_WIDTHS  12
@@ -23,7 +27,7 @@
 
 /* Words for one role; the first is the name of the role. */
 static const char *const roles[][10] = {
-    {"gate_proj", "w1", "gate", "wi_0"},
+    {"gate_proj", "w1", "wi_0"},
     {"up_proj", "w3", "up", "wi_1"},
     {"down_proj", "w2", "down", "wo_mlp", "fc2"},
     {"q_proj", "wq", "query", "q"},
@@ -37,7 +41,8 @@ static const char *const roles[][10] = {
     {"embed_tokens", "tok_embeddings", "wte", "word_embeddings"},
     {"lm_head", "output", "embed_out"},
     {"num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts", "num_moe_experts"},
-    {"num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_topk", "moe_top_k", "num_selected_experts"},
+    {"num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_topk", "moe_top_k",
+     "num_selected_experts"},
     {"moe_intermediate_size", "expert_intermediate_size", "moe_ffn_hidden_size", "expert_hidden_dim"},
     {"rms_norm_eps", "layer_norm_epsilon", "norm_eps", "layernorm_epsilon", "norm_epsilon", "layer_norm_eps"},
     {"num_key_value_heads", "n_kv_heads", "num_kv_heads"},
@@ -156,6 +161,17 @@ static int try_edit(struct drafting *x, const struct draft_trial *t, const struc
     return rc;
 }
 
+/* t becomes the better one; its notes stay. */
+static void accept(struct draft_trial *t, struct draft_trial *better)
+{
+    for (size_t i = 0; i < t->n_notes; i++) {
+        better->notes[better->n_notes++] = t->notes[i];
+        t->notes[i] = NULL;
+    }
+    draft_trial_release(t);
+    *t = *better;
+}
+
 /* Everywhere, then each place alone. better: t is the edited one now. */
 static int try_everywhere(struct drafting *x, struct draft_trial *t, const struct edit *d, const char *what,
                           bool *better, struct err *e)
@@ -167,17 +183,43 @@ static int try_everywhere(struct drafting *x, struct draft_trial *t, const struc
         rc = try_edit(x, t, d, i, &best, &ignored, e);
     *better = !rc && best.loaded;
     if (*better) {
-        for (size_t i = 0; i < t->n_notes; i++) {
-            best.notes[best.n_notes++] = t->notes[i];
-            t->notes[i] = NULL;
-        }
-        draft_note(&best, "%s %s is %s here", what, d->old, d->new);
-        draft_trial_release(t);
-        *t = best;
+        accept(t, &best);
+        draft_note(t, "%s %s is %s here", what, d->old, d->new);
     } else {
         draft_trial_release(&best);
     }
     return rc;
+}
+
+/* Several parts of a name at once, where one alone helps nothing: "self_attn.q_proj" and "attention.wq". */
+static int try_parts(struct drafting *x, struct draft_trial *t, const struct edit *d, bool *better,
+                     struct err *e)
+{
+    char old[MAX_PARTS][MAX_WORD], new[MAX_PARTS][MAX_WORD];
+    size_t n = split(d->old, old, MAX_PARTS), edits = 0;
+    struct draft_trial best = {.file = t->file, .silenced = t->silenced};
+    if (n < 2 || n == MAX_PARTS || n != split(d->new, new, MAX_PARTS) || !time_left(x))
+        return ERR_OK;
+    strbuf_add(&best.text, strbuf_cstr(&t->text), t->text.len);
+    for (size_t i = 0; i < n; i++) {
+        struct strbuf next = STRBUF_INIT;
+        if (strcmp(old[i], new[i]) == 0)
+            continue;
+        edits += draft_replace(&best.text, &next, old[i], new[i], -1) > 0;
+        strbuf_release(&best.text);
+        best.text = next;
+    }
+    int rc = edits ? draft_measure(x, &best, e) : ERR_OK;
+    if (rc || !best.loaded || best.score <= t->score + MIN_BETTER) {
+        draft_trial_release(&best);
+        return rc;
+    }
+    accept(t, &best);
+    for (size_t i = 0; i < n; i++)
+        if (strcmp(old[i], new[i]) != 0)
+            draft_note(t, "the name %s is %s here", old[i], new[i]);
+    *better = true;
+    return ERR_OK;
 }
 
 /* ---- names */
@@ -199,7 +241,7 @@ static int nearest_first(const void *a, const void *b)
 /* As many of them, of as many dimensions. Another shape makes it less likely: a width may be wrong, too. */
 static bool may_be_same(const struct draft_absent *a, const struct draft_pattern *p, unsigned *distance)
 {
-    if (p->n_claimed == p->n || a->n != p->n - p->n_claimed || a->n_dims != p->first->n_dims)
+    if (p->n_claimed > 0 || a->n != p->n || a->n_dims != p->first->n_dims)
         return false;
     *distance = draft_distance(a->name, p->name);
     for (uint32_t i = 0; i < a->n_dims; i++)
@@ -211,10 +253,13 @@ static bool may_be_same(const struct draft_absent *a, const struct draft_pattern
 static size_t find_pairs(const struct drafting *x, const struct draft_trial *t, struct pair *out)
 {
     size_t n = 0;
-    for (size_t i = 0; i < t->n_absent && i < 512; i++) {
-        for (size_t k = 0; k < x->names.n && k < 4096; k++) {
+    for (size_t i = 0; i < t->n_absent && i < MAX_ABSENT; i++) {
+        const char *name = t->absent[i].name; /* of which there is nothing at all */
+        if (strmap_get(&x->names.map, name, strlen(name), NULL))
+            continue;
+        for (size_t k = 0; k < x->names.n && k < MAX_THERE; k++) {
             const struct draft_pattern *p = &x->names.items[k];
-            struct pair q = {t->absent[i].name, p->name, 0};
+            struct pair q = {name, p->name, 0};
             if (!may_be_same(&t->absent[i], p, &q.distance))
                 continue;
             if (n == MAX_PAIRS && nearest_first(&q, &out[n - 1]) >= 0)
@@ -237,28 +282,52 @@ static int rename_one(struct drafting *x, struct draft_trial *t, bool *better, s
         struct edit d;
         if (difference(pairs[i].absent, pairs[i].there, &d))
             rc = try_everywhere(x, t, &d, "the name", better, e);
+        if (!rc && !*better && difference(pairs[i].absent, pairs[i].there, &d))
+            rc = try_parts(x, t, &d, better, e);
     }
     return rc;
 }
 
+void draft_promise(const struct drafting *x, struct draft_trial *t)
+{
+    size_t n = 0;
+    t->promise = 0;
+    for (size_t i = 0; t->loaded && i < t->n_absent && i < MAX_ABSENT && clock_ns() < x->deadline_ns; i++) {
+        const char *name = t->absent[i].name;
+        bool like = false;
+        if (strmap_get(&x->names.map, name, strlen(name), NULL))
+            continue;
+        for (size_t k = 0; k < x->names.n && k < MAX_THERE && !like; k++) {
+            unsigned distance;
+            like = may_be_same(&t->absent[i], &x->names.items[k], &distance) && distance <= ALIKE;
+        }
+        n += like;
+    }
+    if (x->names.n)
+        t->promise = n < x->names.n ? (double)n / (double)x->names.n : 1;
+}
+
 /* ---- widths: a tensor has another shape, and the number it has stands in config.json too */
 
-/* The i-th key of config.json (or its part for the text) whose value is v. */
-static const char *key_of(const struct drafting *x, int64_t v, size_t i)
+/* A key of config.json (or its part for the text) that tells a width, of value v. */
+static const char *key_of(const struct drafting *x, int64_t v)
 {
     const struct json *in[] = {x->c->config, json_get(x->c->config, "text_config")};
     for (size_t k = 0; k < ARRAY_LEN(in); k++) {
         for (uint32_t m = 0; in[k] && in[k]->type == JSON_OBJECT && m < in[k]->n; m++) {
             int64_t n;
             const struct json_member *member = &in[k]->as.members[m];
-            if (json_i64(&member->value, &n) && n == v && draft_plain(member->key) && i-- == 0)
+            bool width =
+                strstr(member->key, "size") || strstr(member->key, "dim") || strstr(member->key, "rank");
+            if (width && json_i64(&member->value, &n) && n == v && draft_plain(member->key))
                 return member->key;
         }
     }
     return NULL;
 }
 
-/* The shape that the text gives to a tensor is only known by running it: the widths of the family are tried. */
+/* The shape that the text gives to a tensor is only known by running it: the widths of the family are tried.
+ */
 static int width_one(struct drafting *x, struct draft_trial *t, bool *better, struct err *e)
 {
     int rc = ERR_OK;
@@ -269,7 +338,7 @@ static int width_one(struct drafting *x, struct draft_trial *t, bool *better, st
         if (p->n_misshapen == 0)
             continue;
         for (uint32_t d = 0; d < p->first->n_dims && !*better && !rc; d++) {
-            const char *there = key_of(x, p->first->dims[d], 0);
+            const char *there = key_of(x, p->first->dims[d]);
             if (!there || (int64_t)p->first->dims[d] == x->hidden)
                 continue;
             static const char *const widths[] = {"intermediate_size", "moe_intermediate_size", "head_dim"};

@@ -1,13 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Owns: a file for a model that is like no known family: embedding, layers and head as far as names and shapes
- * tell, everything else listed. The body of a layer is a stand-in, and says so.
+ * Owns: a file for a model that is like no known family: embedding, layers and head as far as names and
+ * shapes tell, everything else listed. The body of a layer is a stand-in, and says so.
  */
 #include "preflight/draft_internal.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+#define MAX_COMPARED 4096
 
 struct outline {
     const struct ckpt_tensor *embedding, *head, *norm;
@@ -31,8 +33,8 @@ static void find_embedding(const struct drafting *x, struct outline *o)
         const struct draft_pattern *p = &x->names.items[i];
         const struct ckpt_tensor *t = p->first;
         if (p->n != 1 || t->n_dims != 2 || !str_ends(t->name, ".weight") || !has_word(t->name, words) ||
-            !draft_plain(t->name) || strchr(p->name, '%') || (x->hidden && t->dims[1] != x->hidden) || t->dims[1] < 2 ||
-            t->dims[1] % 2)
+            !draft_plain(t->name) || strchr(p->name, '%') || (x->hidden && t->dims[1] != x->hidden) ||
+            t->dims[1] < 2 || t->dims[1] % 2)
             continue;
         if (!o->embedding || t->dims[0] > o->embedding->dims[0])
             o->embedding = t;
@@ -50,9 +52,11 @@ static void find_end(const struct drafting *x, struct outline *o)
     for (size_t i = 0; i < x->names.n; i++) {
         const struct draft_pattern *p = &x->names.items[i];
         const struct ckpt_tensor *t = p->first;
-        if (p->n != 1 || t == o->embedding || strchr(p->name, '%') || !draft_plain(t->name) || !str_ends(t->name, ".weight"))
+        if (p->n != 1 || t == o->embedding || strchr(p->name, '%') || !draft_plain(t->name) ||
+            !str_ends(t->name, ".weight"))
             continue;
-        if (t->n_dims == 2 && t->dims[0] == o->vocab && t->dims[1] == o->hidden && has_word(t->name, heads) && !o->head)
+        if (t->n_dims == 2 && t->dims[0] == o->vocab && t->dims[1] == o->hidden && has_word(t->name, heads) &&
+            !o->head)
             o->head = t;
         if (t->n_dims == 1 && t->dims[0] == o->hidden && has_word(t->name, norms) && !o->norm)
             o->norm = t;
@@ -63,14 +67,15 @@ static void find_end(const struct drafting *x, struct outline *o)
 static void find_layers(const struct drafting *x, struct outline *o)
 {
     uint64_t most = 0;
+    size_t compared = x->names.n < MAX_COMPARED ? x->names.n : MAX_COMPARED;
     o->n_layers = 1;
-    for (size_t i = 0; i < x->names.n; i++) {
+    for (size_t i = 0; i < compared; i++) {
         const char *name = x->names.items[i].name, *at = strstr(name, "%d");
         uint64_t n = 0;
         if (!at)
             continue;
         size_t len = (size_t)(at - name) + 2;
-        for (size_t k = 0; k < x->names.n; k++)
+        for (size_t k = 0; k < compared; k++)
             if (strncmp(x->names.items[k].name, name, len) == 0)
                 n += x->names.items[k].n;
         char prefix[DRAFT_NAME];
@@ -105,34 +110,43 @@ static void put_build(const struct drafting *x, const struct outline *o, bool ex
     if (!draft_config_int(x, "num_attention_heads", &heads) || heads < 1 || o->hidden % heads != 0)
         heads = 1;
     strbuf_printf(out, "  build = function(c)\n%s", extra ? "    extra()\n" : "");
-    strbuf_printf(out, "    -- " DRAFT_MARK "the sizes are those of the tensors: read them from config.json\n"
-                       "    local H, V, n, heads = %lld, %lld, %lld, %lld\n",
+    strbuf_printf(out,
+                  "    -- " DRAFT_MARK "the sizes are those of the tensors: read them from config.json\n"
+                  "    local H, V, n, heads = %lld, %lld, %lld, %lld\n",
                   (long long)o->hidden, (long long)o->vocab, (long long)o->n_layers, (long long)heads);
     strbuf_puts(out, "    local t = c:sub { \"text_config\", \"llm_config\", \"language_config\" }\n"
-                     "    context(t:count(\"max_position_embeddings\", 2048)) -- " DRAFT_MARK "check the context limit\n");
-    strbuf_printf(out, "    local x = embed { \"%.*s\", vocab = V, dim = H }\n", stem(o->embedding->name), o->embedding->name);
+                     "    context(t:count(\"max_position_embeddings\", 2048)) -- " DRAFT_MARK
+                     "check the context limit\n");
+    strbuf_printf(out, "    local x = embed { \"%.*s\", vocab = V, dim = H }\n", stem(o->embedding->name),
+                  o->embedding->name);
     strbuf_printf(out, "    x = layers { x, n = n, at = \"%s\", each = function(x)\n", o->layers);
-    strbuf_puts(out, "      -- " DRAFT_MARK "what a layer computes is not known: this stands in for it, so that the file loads\n"
-                     "      local y = attention { q = x, k = x, v = x, heads = heads, kv_heads = heads, dim = H // heads, scale = 1.0 }\n"
+    strbuf_puts(out, "      -- " DRAFT_MARK
+                     "what a layer computes is not known: this stands in for it, so that the file loads\n"
+                     "      local y = attention { q = x, k = x, v = x, heads = heads, kv_heads = heads, dim "
+                     "= H // heads, scale = 1.0 }\n"
                      "      return x + glu { y, y, fn = \"silu\" }\n    end }\n");
     if (o->norm)
-        strbuf_printf(out, "    x = rms_norm { wanted_rows(x), \"%.*s\", eps = 1e-6 } -- " DRAFT_MARK "kind and eps of the last norm\n",
+        strbuf_printf(out,
+                      "    x = rms_norm { wanted_rows(x), \"%.*s\", eps = 1e-6 } -- " DRAFT_MARK
+                      "kind and eps of the last norm\n",
                       stem(o->norm->name), o->norm->name);
     if (o->head)
-        strbuf_printf(out, "    return logits { x, \"%.*s\", vocab = V }\n", stem(o->head->name), o->head->name);
+        strbuf_printf(out, "    return logits { x, \"%.*s\", vocab = V }\n", stem(o->head->name),
+                      o->head->name);
     else
-        strbuf_puts(out, "    return logits { x, \"lm_head\", vocab = V, tied = true } -- " DRAFT_MARK "no head was found: the embedding serves\n");
+        strbuf_puts(out, "    return logits { x, \"lm_head\", vocab = V, tied = true } -- " DRAFT_MARK
+                         "no head was found: the embedding serves\n");
     strbuf_puts(out, "  end,\n}\n");
 }
 
-int draft_scratch(struct drafting *x, struct strbuf *out, struct err *e)
+int draft_scratch(struct drafting *x, struct strbuf *out, uint64_t *listed, struct err *e)
 {
     struct outline o = {0};
     struct strbuf extra = STRBUF_INIT;
-    uint64_t listed = 0;
     find_embedding(x, &o);
     if (!o.embedding)
-        return err_set(e, ERR_UNSUPPORTED, "no family is near, and no tensor looks like an embedding [vocabulary, %lld]",
+        return err_set(e, ERR_UNSUPPORTED,
+                       "no family is near, and no tensor looks like an embedding [vocabulary, %lld]",
                        (long long)x->hidden);
     x->hidden = o.hidden;
     find_end(x, &o);
@@ -144,11 +158,12 @@ int draft_scratch(struct drafting *x, struct strbuf *out, struct err *e)
     for (size_t i = 0; i < ARRAY_LEN(used); i++)
         if (used[i])
             claims[used[i] - x->c->tensors] = CLAIM_WHOLE;
-    int rc = draft_extra(x, claims, "no known family", &extra, &listed, e);
+    int rc = draft_extra(x, claims, NULL, &extra, listed, e);
     free(claims);
     draft_head(x, NULL, out);
     strbuf_puts(out, strbuf_cstr(&extra));
-    strbuf_printf(out, "return {\n  drafted = true,\n  arch = { \"%s\" },\n", draft_plain(x->architecture) ? x->architecture : "unnamed");
+    strbuf_printf(out, "return {\n  drafted = true,\n  arch = { \"%s\" },\n",
+                  draft_plain(x->architecture) ? x->architecture : "unnamed");
     if (draft_plain(x->model_type))
         strbuf_printf(out, "  model_type = { \"%s\" },\n", x->model_type);
     put_build(x, &o, extra.len > 0, out);

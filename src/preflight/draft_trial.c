@@ -93,6 +93,7 @@ void draft_note(struct draft_trial *t, const char *fmt, ...)
 void draft_trial_release(struct draft_trial *t)
 {
     strbuf_release(&t->text);
+    strbuf_release(&t->unread);
     strmap_release(&t->absent_map);
     free(t->claims);
     free(t->absent);
@@ -107,7 +108,6 @@ struct measuring {
     struct drafting *x;
     struct draft_trial *t;
     bool failed;
-    uint64_t n_shape, n_wanted, n_absent;
 };
 
 static void add_absent(struct measuring *m, const struct spec_tensor *s)
@@ -140,25 +140,20 @@ static int measure_one(void *ctx, const struct spec_tensor *s)
 {
     struct measuring *m = ctx;
     if (!s->tensor) {
-        if (s->weight->group != GROUP_MTP) {
-            m->n_wanted++;
-            m->n_absent++;
+        if (s->weight->group != GROUP_MTP)
             add_absent(m, s);
-        }
         return m->failed;
     }
     size_t at = (size_t)(s->tensor - m->x->c->tensors);
     bool same = s->any_shape || s->n_dims == s->tensor->n_dims;
     for (uint32_t i = 0; same && !s->any_shape && i < s->n_dims; i++)
         same = s->dims[i] == s->tensor->dims[i];
-    m->n_wanted++;
-    m->n_shape += !same && m->t->claims[at] == CLAIM_NONE;
     m->t->n_claimed += m->t->claims[at] == CLAIM_NONE;
     m->t->claims[at] = same ? CLAIM_WHOLE : CLAIM_SHAPE;
     return 0;
 }
 
-static void add_scores(struct drafting *x, struct draft_trial *t, const struct measuring *m)
+static void add_scores(struct drafting *x, struct draft_trial *t)
 {
     double tensors = 0, patterns = 0, wanted = 0;
     struct draft_names *d = &x->names;
@@ -180,7 +175,6 @@ static void add_scores(struct drafting *x, struct draft_trial *t, const struct m
         t->alike = 0.5 * tensors / (double)x->c->n_tensors + 0.5 * patterns / (double)d->n;
     wanted += (double)t->n_absent;
     t->score = t->alike - (wanted > 0 ? 0.25 * (double)t->n_absent / wanted : 0);
-    (void)m;
 }
 
 /* The key or value that a finding is about, or why nothing came of the file. */
@@ -198,7 +192,8 @@ static void tell_why(struct draft_trial *t, const struct findings *f)
     }
 }
 
-static int run_text(struct drafting *x, struct draft_trial *t, struct findings *f, struct spec **s, struct err *e)
+static int run_text(struct drafting *x, struct draft_trial *t, struct findings *f, struct spec **s,
+                    struct err *e)
 {
     const struct arch_file file = {t->file, strbuf_cstr(&t->text), t->text.len};
     const struct spec_options so = {.arch = &file};
@@ -221,12 +216,17 @@ int draft_measure(struct drafting *x, struct draft_trial *t, struct err *e)
     t->loaded = false;
     if (!t->claims)
         t->claims = malloc(x->c->n_tensors + 1);
-    int rc = t->claims ? run_text(x, t, &f, &s, e) : err_set(e, ERR_NOMEM, "no memory for the claims of a draft");
+    int rc =
+        t->claims ? run_text(x, t, &f, &s, e) : err_set(e, ERR_NOMEM, "no memory for the claims of a draft");
     if (!rc && s) {
         memset(t->claims, CLAIM_NONE, x->c->n_tensors + 1);
         (void)spec_physical(s, x->c, measure_one, &m);
         t->loaded = true;
-        add_scores(x, t, &m);
+        strbuf_clear(&t->unread);
+        for (size_t i = 0; i < s->n_unread && t->unread.len < 1000; i++)
+            if (draft_plain(s->unread_keys[i]))
+                strbuf_printf(&t->unread, " %s", s->unread_keys[i]);
+        add_scores(x, t);
         if (m.failed)
             rc = err_set(e, ERR_NOMEM, "no memory for the names of a draft");
     } else if (!rc) {
@@ -284,12 +284,15 @@ static bool silence(struct draft_trial *t, const char *subject)
     if (t->silenced)
         return false;
     t->silenced = true;
-    strbuf_printf(&b, "local function unsupported() end -- " DRAFT_MARK "the family refuses this model's %s and perhaps more\n",
+    strbuf_printf(&b,
+                  "local function unsupported() end -- " DRAFT_MARK
+                  "the family refuses this model's %s and perhaps more\n",
                   draft_plain(subject) ? subject : "values");
     strbuf_add(&b, t->text.data, t->text.len);
     strbuf_release(&t->text);
     t->text = b;
-    draft_note(t, "the family refuses this model's %s: its refusals are switched off", draft_plain(subject) ? subject : "values");
+    draft_note(t, "the family refuses this model's %s: its refusals are switched off",
+               draft_plain(subject) ? subject : "values");
     return true;
 }
 

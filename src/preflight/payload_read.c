@@ -16,7 +16,7 @@
 #include "preflight/payload_internal.h"
 
 #define MAX_BUFFERS (64u << 20)  /* of all threads */
-#define MAX_CHUNK   (256u << 10) /* stays in a core's own cache while it is looked at and hashed */
+#define MAX_CHUNK   (128u << 10) /* stays in a core's own cache while it is looked at and hashed */
 #define MIN_CHUNK   (16u << 10)
 #define OVERLAP     8u /* an element that begins in a chunk is looked at with it */
 #define AHEAD       (8u << 20)

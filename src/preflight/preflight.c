@@ -28,6 +28,31 @@ static void check_keys(const struct ckpt *c, const struct spec *s, struct findin
     }
 }
 
+/* What was found from here on with this id is no error, for the reason that the remedy tells. */
+static void soften(struct findings *f, size_t from, enum finding_id id, enum severity severity, const char *remedy)
+{
+    for (size_t i = from; i < f->n; i++) {
+        struct finding *x = &f->items[i];
+        if (x->id != id || x->severity != SEVERITY_ERROR)
+            continue;
+        x->severity = severity;
+        x->remedy = remedy;
+        f->n_by_severity[SEVERITY_ERROR]--;
+        f->n_by_severity[severity]++;
+    }
+}
+
+/* A draft that disagrees with the weights says nothing against the weights; it never passes, whatever it finds.
+ * For a card that is not here its profile tells the types. */
+static void judge_less(const struct spec *s, const struct preflight_options *o, struct findings *f, size_t from)
+{
+    static const enum finding_id of_draft[] = {FINDING_W009, FINDING_W010, FINDING_Q002};
+    for (size_t i = 0; s->origin == ARCH_DRAFTED && i < ARRAY_LEN(of_draft); i++)
+        soften(f, from, of_draft[i], SEVERITY_WARNING, "correct the drafted architecture file");
+    if (o->card)
+        soften(f, from, FINDING_W013, SEVERITY_INFO, "this build is not asked: the card's profile tells its types");
+}
+
 int preflight_check(struct ckpt *c, const struct spec *s, const struct preflight_options *o,
                     struct findings *f, struct d0 *d0, struct err *e)
 {
@@ -36,12 +61,18 @@ int preflight_check(struct ckpt *c, const struct spec *s, const struct preflight
     int rc = ERR_OK;
     if (s) {
         check_keys(c, s, f);
+        const size_t before = f->n;
         rc = check_weights(c, s, f, e);
+        judge_less(s, o, f, before);
+        if (!rc)
+            rc = check_trust(c, s, f, e);
     }
     /* A directory without config.json or weights lacks a tokenizer for the same reason: it is no model yet.
      */
     if (!rc && s && !o->skip_tokenizer)
         rc = check_tokenizer(c, s, f, d0, e);
+    if (!rc && s && o->card)
+        rc = check_card(s, o, f, e);
     if (!rc && s && o->memory_bytes)
         rc = check_memory(s, o, f, e);
     return rc;
@@ -61,15 +92,28 @@ int preflight_open(const char *dir, const struct spec_options *so, const struct 
     return rc;
 }
 
+/* Not waived, be it stored or not. */
+static bool open_finding(const struct findings *f, enum finding_id id)
+{
+    for (size_t i = 0; i < f->n; i++)
+        if (f->items[i].id == id && !f->items[i].waived)
+            return true;
+    return f->dropped_by_id[id] > 0;
+}
+
+bool preflight_unproven(const struct findings *f, const struct spec *s)
+{
+    return s->origin == ARCH_DRAFTED ||
+           (s->origin != ARCH_SHIPPED && (open_finding(f, FINDING_W011) || open_finding(f, FINDING_C009)));
+}
+
 enum preflight_verdict preflight_verdict(const struct findings *f, const struct spec *s)
 {
     if (findings_failed(f))
         return PREFLIGHT_FAIL;
-    for (size_t i = 0; i < f->n; i++) {
-        if (f->items[i].id == FINDING_W022 && !f->items[i].waived)
-            return PREFLIGHT_INCOMPLETE;
-    }
-    return s && s->origin != ARCH_DRAFTED ? PREFLIGHT_PASS : PREFLIGHT_INCOMPLETE;
+    if (s == NULL || preflight_unproven(f, s) || open_finding(f, FINDING_W022) || open_finding(f, FINDING_P004))
+        return PREFLIGHT_INCOMPLETE;
+    return PREFLIGHT_PASS;
 }
 
 const char *preflight_verdict_name(enum preflight_verdict v)

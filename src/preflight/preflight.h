@@ -10,6 +10,7 @@
 #include "base/finding.h"
 #include "base/log.h"
 #include "ckpt/ckpt.h"
+#include "host/host.h"
 #include "plan/plan.h"
 #include "spec/spec.h"
 
@@ -20,10 +21,12 @@ struct preflight_options {
     uint32_t max_step_tokens, max_seqs; /* as in plan_options */
     bool skip_tokenizer;                /* somebody else judges it (prompt_open) */
     bool partial;                       /* preflight_open: see ckpt_options */
+    const struct host_card_profile *card; /* judge for this card, which is not here; NULL: none */
+    uint32_t n_cards;                     /* of that kind; 0: 1 */
 };
 
-/* Adds findings to those of ckpt_open() and spec_open(): C005, W009, W010, W011, W013, T001..T003, W017,
- * M001. s: NULL where there is no description; then only what needs none is checked. Errors: ERR_NOMEM,
+/* Adds findings to those of ckpt_open() and spec_open(): C005, C009, W009, W010, W011, W013, T001..T003,
+ * W017, M001, P001, P004 (the last two about options->card). s: NULL where there is no description; then only what needs none is checked. Errors: ERR_NOMEM,
  * ERR_IO. */
 int preflight_check(struct ckpt *c, const struct spec *s, const struct preflight_options *o,
                     struct findings *f, struct d0 *d0, struct err *e);
@@ -35,8 +38,11 @@ int preflight_open(const char *dir, const struct spec_options *so, const struct 
 
 enum preflight_verdict { PREFLIGHT_PASS, PREFLIGHT_FAIL, PREFLIGHT_INCOMPLETE };
 /* Fail: an unwaived error. Incomplete: no such, but nothing could be compared (no description), the
- * description is a draft, or files are not yet here (W022, unless waived). */
+ * description is a draft, files are not yet here (W022), a card's profile leaves questions open (P004), or an
+ * architecture file that is not shipped leaves tensors out (W011) or unused (C009); each unless waived. */
 enum preflight_verdict preflight_verdict(const struct findings *f, const struct spec *s);
+/* The architecture file caps every verdict: a draft, or not shipped with W011 or C009 open. */
+bool preflight_unproven(const struct findings *f, const struct spec *s);
 const char *preflight_verdict_name(enum preflight_verdict v); /* "pass" "fail" "incomplete" */
 
 /* ---- every byte of the weights: hashes, values that are not finite, tensors of zeros, files twice ---- */

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Globals of a chunk that is not trusted. Owns the wall between it and the chunks before it: it gets copies, so
- * that nothing it does to a name, a library table or a metatable reaches what those chunks call. Refuses, with
- * the name, what would only shadow: whoever redefines a function of the API means to deceive or is mistaken.
+ * Globals of a chunk that is not trusted. Owns the wall between it and the chunks before it: it gets copies,
+ * so that nothing it does to a name, a library table or a metatable reaches what those chunks call. Refuses,
+ * with the name, what would only shadow: whoever redefines a function of the API means to deceive or is
+ * mistaken.
  */
 #include <lauxlib.h>
 #include <lua.h>
@@ -34,34 +35,6 @@ static void copy_fields(lua_State *L, int from, int to)
     }
 }
 
-/* The copy of a table that scripts share (a library): its fields and what calling it does, behind a metatable that
- * cannot be had. In place of the table on top. */
-static void copy_table(lua_State *L)
-{
-    int from = lua_gettop(L);
-    lua_newtable(L);
-    copy_fields(L, from, from + 1);
-    if (luaL_getmetafield(L, from, "__call") != LUA_TNIL) {
-        lua_createtable(L, 0, 2);
-        lua_insert(L, -2);
-        lua_setfield(L, -2, "__call");
-        lua_pushboolean(L, 0);
-        lua_setfield(L, -2, "__metatable");
-        lua_setmetatable(L, from + 1);
-    }
-    lua_remove(L, from);
-}
-
-/* Other tables of the API are marks: they are compared by identity, and what they hold ends in the trace only. */
-static bool is_library(lua_State *L, int index)
-{
-    static const char *const names[] = {"math", "string", "table"};
-    for (size_t i = 0; i < ARRAY_LEN(names); i++)
-        if (lua_type(L, index) == LUA_TSTRING && strcmp(lua_tostring(L, index), names[i]) == 0)
-            return true;
-    return false;
-}
-
 /* __newindex. Upvalue 1: what the chunk sees. */
 static int set_global(lua_State *L)
 {
@@ -73,6 +46,46 @@ static int set_global(lua_State *L)
     lua_settop(L, 3);
     lua_rawset(L, 1);
     return 0;
+}
+
+/* Into the metatable on top: reads come from the table at `seen`, what that holds cannot be set. */
+static void put_wall(lua_State *L, int seen)
+{
+    lua_pushvalue(L, seen);
+    lua_setfield(L, -2, "__index");
+    lua_pushvalue(L, seen);
+    lua_pushcclosure(L, set_global, 1);
+    lua_setfield(L, -2, "__newindex");
+    lua_pushboolean(L, 0);
+    lua_setfield(L, -2, "__metatable");
+}
+
+/* In place of a table that scripts share (a library) on top: an empty one that reads from a copy, can be called as
+ * the table can, and refuses to set what is there. */
+static void wall_table(lua_State *L)
+{
+    int from = lua_gettop(L), copy = from + 1;
+    lua_newtable(L);
+    copy_fields(L, from, copy);
+    lua_newtable(L);
+    lua_createtable(L, 0, 4);
+    if (luaL_getmetafield(L, from, "__call") != LUA_TNIL)
+        lua_setfield(L, -2, "__call");
+    put_wall(L, copy);
+    lua_setmetatable(L, -2);
+    lua_replace(L, from);
+    lua_settop(L, from);
+}
+
+/* Other tables of the API are marks: they are compared by identity, and what they hold ends in the trace
+ * only. */
+static bool is_library(lua_State *L, int index)
+{
+    static const char *const names[] = {"math", "string", "table"};
+    for (size_t i = 0; i < ARRAY_LEN(names); i++)
+        if (lua_type(L, index) == LUA_TSTRING && strcmp(lua_tostring(L, index), names[i]) == 0)
+            return true;
+    return false;
 }
 
 void script_guest_globals(lua_State *L)
@@ -88,7 +101,7 @@ void script_guest_globals(lua_State *L)
             continue;
         }
         if (is_library(L, -2) && lua_istable(L, -1))
-            copy_table(L);
+            wall_table(L);
         lua_pushvalue(L, -2);
         lua_insert(L, -2);
         lua_rawset(L, seen);
@@ -96,13 +109,7 @@ void script_guest_globals(lua_State *L)
     lua_settop(L, seen);
     lua_newtable(L);
     lua_createtable(L, 0, 3);
-    lua_pushvalue(L, seen);
-    lua_setfield(L, -2, "__index");
-    lua_pushvalue(L, seen);
-    lua_pushcclosure(L, set_global, 1);
-    lua_setfield(L, -2, "__newindex");
-    lua_pushboolean(L, 0);
-    lua_setfield(L, -2, "__metatable");
+    put_wall(L, seen);
     lua_setmetatable(L, -2);
     /* a chunk has one upvalue at most: its globals */
     if (lua_setupvalue(L, chunk, 1) == NULL)

@@ -92,7 +92,8 @@ static bool form_algorithm(struct quant_form *f, const char *name, uint32_t grou
 static bool form_group(struct quant_form *f, const struct json *g, const char *format)
 {
     const struct json *w = json_get(g, "weights"), *in = json_get(g, "input_activations");
-    const char *own = text_at(g, "format"), *strategy = text_at(w, "strategy"), *order = text_at(w, "actorder");
+    const char *own = text_at(g, "format"), *strategy = text_at(w, "strategy"),
+               *order = text_at(w, "actorder");
     bool static_input = in && in->type == JSON_OBJECT && !true_at(in, "dynamic"), symmetric = true;
     uint32_t bits = number_at(w, "num_bits", 0), group = number_at(w, "group_size", 0);
     bool is_float = strcmp(text_at(w, "type"), "float") == 0;
@@ -119,9 +120,9 @@ static bool form_group(struct quant_form *f, const struct json *g, const char *f
         f->input_scale = true;
     } else if (is_float && bits == 8) {
         form_fp8(f, strcmp(strategy, "block") == 0 ? json_get(w, "block_structure") : NULL);
-        f->scheme = f->scheme == QUANT_FP8_BLOCK            ? QUANT_FP8_BLOCK_CT
-                    : strcmp(strategy, "channel") == 0      ? QUANT_FP8_CHANNEL
-                                                            : QUANT_FP8_TENSOR;
+        f->scheme = f->scheme == QUANT_FP8_BLOCK       ? QUANT_FP8_BLOCK_CT
+                    : strcmp(strategy, "channel") == 0 ? QUANT_FP8_CHANNEL
+                                                       : QUANT_FP8_TENSOR;
     } else if (holds(format, "pack-quantized") || (!is_float && bits > 0 && bits < 8)) {
         f->scheme = QUANT_CT_INT;
     } else if (!is_float && bits == 8) {
@@ -133,8 +134,8 @@ static bool form_group(struct quant_form *f, const struct json *g, const char *f
 static int read_groups(struct quant_config *q, const struct json *c, struct arena *a, struct err *e)
 {
     const struct json *groups = json_get(c, "config_groups");
-    for (uint32_t i = 0; groups && groups->type == JSON_OBJECT && i < groups->n && q->n_rules < QUANT_MAX_RULES;
-         i++) {
+    for (uint32_t i = 0;
+         groups && groups->type == JSON_OBJECT && i < groups->n && q->n_rules < QUANT_MAX_RULES; i++) {
         const struct json *g = &groups->as.members[i].value;
         struct quant_rule *r = &q->rules[q->n_rules];
         if (!form_group(&r->form, g, text_at(c, "format")))
@@ -201,7 +202,8 @@ static int read_method(struct quant_config *q, const struct json *c, struct aren
             f->scheme = QUANT_FP8_CHANNEL;
         f->input_scale = strcmp(text_at(c, "activation_scheme"), "static") == 0;
     } else if (strcmp(method, "mxfp4") == 0) {
-        *only_rule(q) = (struct quant_form){.scheme = QUANT_MXFP4_BLOCKS, .bits = 4, .group_n = 1, .group_k = 32};
+        *only_rule(q) =
+            (struct quant_form){.scheme = QUANT_MXFP4_BLOCKS, .bits = 4, .group_n = 1, .group_k = 32};
     } else if (strcmp(method, "mxfp8") == 0) {
         *only_rule(q) = (struct quant_form){.scheme = QUANT_MXFP8, .bits = 8, .group_n = 1, .group_k = 32};
     } else if (strcmp(method, "awq") == 0 || strcmp(method, "gptq") == 0) {
@@ -210,7 +212,8 @@ static int read_method(struct quant_config *q, const struct json *c, struct aren
             .scheme = awq ? QUANT_AWQ : QUANT_GPTQ,
             .bits = (uint8_t)(number_at(c, "bits", number_at(c, "w_bit", 4)) & 31),
             .group_n = 1,
-            .group_k = number_at(c, "group_size", number_at(c, "q_group_size", json_get(c, "group_size") ? 0 : 128)),
+            .group_k =
+                number_at(c, "group_size", number_at(c, "q_group_size", json_get(c, "group_size") ? 0 : 128)),
         };
     } else if (strcmp(method, "bitsandbytes") == 0 && true_at(c, "load_in_4bit")) {
         *only_rule(q) = (struct quant_form){.scheme = QUANT_BNB_NF4, .bits = 4, .group_n = 1, .group_k = 64};
@@ -220,8 +223,8 @@ static int read_method(struct quant_config *q, const struct json *c, struct aren
 
 static int read_ignored(struct quant_config *q, const struct json *c, struct arena *a, struct err *e)
 {
-    static const char *const keys[] = {"ignore", "modules_to_not_convert", "ignored_layers", "exclude_modules",
-                                       "llm_int8_skip_modules"};
+    static const char *const keys[] = {"ignore", "modules_to_not_convert", "ignored_layers",
+                                       "exclude_modules", "llm_int8_skip_modules"};
     for (size_t i = 0; i < ARRAY_LEN(keys) && q->n_ignore == 0; i++) {
         int rc = strings(json_get(c, keys[i]), a, &q->ignore, &q->n_ignore, e);
         if (rc)

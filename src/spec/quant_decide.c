@@ -47,8 +47,8 @@ static uint32_t group_of(const struct spec_weight *w, const struct ckpt_tensor *
 static void decide_fp8(struct spec_weight *w, const struct ckpt *c, const char *name)
 {
     struct quant_form *f = &w->form;
-    const struct ckpt_tensor *inv = part_of(c, name, "weight_scale_inv"), *s = part_of(c, name, "weight_scale"),
-                             *v4 = part_of(c, name, "scale");
+    const struct ckpt_tensor *inv = part_of(c, name, "weight_scale_inv"),
+                             *s = part_of(c, name, "weight_scale"), *v4 = part_of(c, name, "scale");
     int64_t n = w->dims[w->n_dims >= 2 ? w->n_dims - 2 : 0];
     f->bits = 8;
     f->group_n = f->group_k = 128;
@@ -115,8 +115,8 @@ static bool by_tensors(struct spec_weight *w, const struct ckpt *c, const char *
 {
     struct quant_form *f = &w->form;
     const struct ckpt_tensor *t = ckpt_find(c, name);
-    if (t && (dtype_is_float(t->dtype) ? t->dtype != D0_F8_E4M3 && t->dtype != D0_F8_E5M2 : t->dtype != D0_U8 &&
-                                                                                        t->dtype != D0_I8)) {
+    if (t && (dtype_is_float(t->dtype) ? t->dtype != D0_F8_E4M3 && t->dtype != D0_F8_E5M2
+                                       : t->dtype != D0_U8 && t->dtype != D0_I8)) {
         w->tensor = t;
         return true;
     }
@@ -257,7 +257,8 @@ void quant_report(const struct quant_tally *t, const struct quant_config *q, str
                     spec_scheme_name(t->said), method, spec_scheme_name(t->found),
                     tally_format(&t->differs, "weight", text, sizeof text));
     if (t->undeclared.n)
-        finding_add(f, FINDING_Q001, "config.json", "it has no quantization_config, but these are quantised: %s",
+        finding_add(f, FINDING_Q001, "config.json",
+                    "it has no quantization_config, but these are quantised: %s",
                     tally_format(&t->undeclared, "weight", text, sizeof text));
     if (t->ignored.n)
         finding_add(f, FINDING_Q003, "quantization_config",

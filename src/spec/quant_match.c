@@ -40,7 +40,7 @@ static bool glob(const char *p, const char *s, size_t n)
 /* A module that the glob names, or one inside of it. */
 static bool glob_module(const char *p, const char *module)
 {
-    for (size_t n = 0; ; n++)
+    for (size_t n = 0;; n++)
         if (module[n] == 0 || module[n] == '.') {
             if (n && glob(p, module, n))
                 return true;
@@ -190,7 +190,8 @@ static bool sequence(struct regex *r, const char *p, const char *end, const char
             p = after;
             continue;
         }
-        size_t least = how == '*' || how == '?' ? 0 : 1, most = how == '*' || how == '+' ? SIZE_MAX : 1, n = 0;
+        size_t least = how == '*' || how == '?' ? 0 : 1, most = how == '*' || how == '+' ? SIZE_MAX : 1,
+               n = 0;
         while (n < most && s[n] && one_char(p, after, s[n]))
             n++;
         if (!how) {

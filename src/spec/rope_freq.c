@@ -33,7 +33,8 @@ static double turning_pair(double turns, int64_t dim, double theta, double lengt
 
 static void yarn(int64_t dim, double theta, const struct rope_scaling *s, float *out)
 {
-    double low = turning_pair(s->high, dim, theta, s->original), high = turning_pair(s->low, dim, theta, s->original);
+    double low = turning_pair(s->high, dim, theta, s->original),
+           high = turning_pair(s->low, dim, theta, s->original);
     if (s->truncate) {
         low = floor(low);
         high = ceil(high);

@@ -24,8 +24,8 @@ struct arch_file;
 struct spec_options {
     const char *arch_path; /* --arch FILE; NULL: choose among the shipped ones by config.architectures */
     const struct arch_file *arch; /* a file in memory, taken like that of --arch; before arch_path */
-    uint32_t kv_dtype;     /* type of KV pages; 0: F32 for F32 weights, else BF16 */
-    uint32_t page_tokens;  /* 0: 16 */
+    uint32_t kv_dtype;            /* type of KV pages; 0: F32 for F32 weights, else BF16 */
+    uint32_t page_tokens;         /* 0: 16 */
     struct script_limits_override {
         uint64_t max_bytes, max_instructions, max_wall_ns;
     } limits; /* 0s: defaults */
@@ -50,13 +50,16 @@ struct spec_weight {
     int32_t layer;
     uint32_t count; /* 1, or the number of experts: %d is 0..count-1 */
     uint32_t n_dims;
-    int64_t dims[D0_MAX_CONV_DIMS];   /* of one */
-    const struct ckpt_tensor *tensor; /* of its main part, of the first expert; NULL if the checkpoint lacks it */
+    int64_t dims[D0_MAX_CONV_DIMS]; /* of one */
+    const struct ckpt_tensor
+        *tensor; /* of its main part, of the first expert; NULL if the checkpoint lacks it */
     enum partition part;
     uint32_t units;
     bool quantisable, transposed;
+    uint32_t n_pieces; /* rows of several matrices behind each other, each cut by itself (q, k, v); 0: one */
+    int64_t pieces[8];
     enum spec_group group;
-    uint32_t dtype; /* of the main part: found, else expected */
+    uint32_t dtype;        /* of the main part: found, else expected */
     uint32_t family_dtype; /* type that the family keeps where it is not that of the model; 0: no such */
     struct quant_form form;
 };
@@ -129,7 +132,7 @@ struct spec {
     uint64_t n_experts;          /* most in one layer */
     struct spec_count *outside;  /* operators of parts outside of the text graph */
     size_t n_outside;
-    const char **unread_keys;    /* keys of config.json that nobody read and no ignore list names */
+    const char **unread_keys; /* keys of config.json that nobody read and no ignore list names */
     size_t n_unread;
 };
 
@@ -142,8 +145,8 @@ int spec_open(struct spec **out, const struct ckpt *c, const struct spec_options
               struct d0 *d0, struct err *e);
 void spec_close(struct spec *s);
 
-/* Every tensor of the inventory, weight by weight. A callback that returns other than 0 ends the walk, and its
- * value is returned. */
+/* Every tensor of the inventory, weight by weight. A callback that returns other than 0 ends the walk, and
+ * its value is returned. */
 typedef int (*spec_tensor_fn)(void *ctx, const struct spec_tensor *t);
 int spec_physical(const struct spec *s, const struct ckpt *c, spec_tensor_fn f, void *ctx);
 /* Every weight by its logical name: experts one by one. name is valid during the callback. */

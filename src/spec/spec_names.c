@@ -115,7 +115,8 @@ static uint32_t part_dtype(const struct spec_tensor *x, const struct quant_part 
 }
 
 /* The tensors of one (expert of a) weight. */
-static int each_part(struct spec_tensor *x, const char *name, const struct ckpt *c, spec_tensor_fn f, void *ctx)
+static int each_part(struct spec_tensor *x, const char *name, const struct ckpt *c, spec_tensor_fn f,
+                     void *ctx)
 {
     static const struct quant_part plain = {.suffix = "", .role = ROLE_WEIGHT};
     char buf[NAME_BYTES];

@@ -4,30 +4,11 @@
  * number and reference in it is checked here, shapes by the graph's own rules. Refuses with one message that
  * names the item.
  */
-#include "spec/spec_internal.h"
+#include "spec/trace.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include "base/hash.h"
-#include "spec/quant.h"
-
-#define TRACE_MAX_NAME 200
-#define TRACE_MAX_EXPERTS 65536
-
-struct trace {
-    struct spec *s;
-    const struct ckpt *c;
-    const struct json *items;
-    uint32_t *ids; /* graph value of each item; D0_NO_VALUE: a node without output */
-    struct strmap names;
-    uint32_t fallback_dtype; /* of weights that the checkpoint lacks */
-    struct quant_config quant;
-    struct quant_tally tally;
-    size_t weights_capacity, kv_capacity;
-    bool v_expected; /* k pages without v pages so far */
-};
 
 const char *trace_text(const struct json *item, const char *key)
 {
@@ -51,7 +32,7 @@ bool trace_flag(const struct json *item, const char *key)
 }
 
 /* A name of its own of printable ASCII: it goes into files, reports and terminals. */
-static int check_name(struct trace *t, const struct json *item, const char **out, struct err *e)
+int trace_name(struct trace *t, const struct json *item, const char **out, struct err *e)
 {
     const struct json *v = json_get(item, "name");
     const char *name = json_string(v);
@@ -87,7 +68,7 @@ static int add_input(struct trace *t, const struct json *item, uint32_t *out, st
         {"slots", D0_INPUT_SLOTS, 1, {D0_DIM_SEQS}},
     };
     const char *name, *role = trace_text(item, "role");
-    int rc = check_name(t, item, &name, e);
+    int rc = trace_name(t, item, &name, e);
     if (rc)
         return rc;
     for (size_t i = 0; i < ARRAY_LEN(roles); i++) {
@@ -102,183 +83,12 @@ static int add_input(struct trace *t, const struct json *item, uint32_t *out, st
     return err_set(e, ERR_FORMAT, "the input %s is unknown", role);
 }
 
-static int parse_mark(const struct json *item, struct graph_value_info *info, struct err *e)
-{
-    static const enum partition all[] = {PART_REPLICATED, PART_COLUMN, PART_ROW,
-                                         PART_HEADS,      PART_VOCAB,  PART_EXPERT};
-    const char *part = trace_text(item, "part");
-    int64_t units = 0;
-    if (!trace_int(item, "units", 0, INT32_MAX, &units))
-        return err_set(e, ERR_FORMAT, "weight %s: the number of heads is no integer", info->name);
-    for (size_t i = 0; i < ARRAY_LEN(all); i++)
-        if (strcmp(part, partition_name(all[i])) == 0) {
-            info->part = all[i];
-            info->part_units = (uint32_t)units;
-            return all[i] == PART_HEADS && units == 0
-                       ? err_set(e, ERR_FORMAT, "weight %s: heads of 0", info->name)
-                       : ERR_OK;
-        }
-    return err_set(e, ERR_FORMAT, "weight %s: the partition mark %s is unknown", info->name, part);
-}
-
-/* Types that operators are defined for. Anything else in the checkpoint is for the pre-flight to report; the
- * description then goes by the type that config.json states. */
-static bool dtype_usable(uint32_t dtype)
-{
-    return dtype == D0_F32 || dtype == D0_BF16 || dtype == D0_F16;
-}
-
-static int weight_shape(struct trace *t, const struct json *item, struct spec_weight *w, struct err *e)
-{
-    const struct json *shape = json_get(item, "shape");
-    int64_t layer = -1, count = 1;
-    uint64_t elements;
-    if (shape == NULL || shape->type != JSON_ARRAY || shape->n < 1 || shape->n > D0_MAX_CONV_DIMS)
-        return err_set(e, ERR_FORMAT, "weight %s: its shape is no list of 1 to %d integers", w->name,
-                       D0_MAX_CONV_DIMS);
-    w->n_dims = shape->n;
-    for (uint32_t i = 0; i < shape->n; i++)
-        if (!json_i64(&shape->as.items[i], &w->dims[i]) || w->dims[i] <= 0)
-            return err_set(e, ERR_FORMAT, "weight %s: dimension %u is no positive integer", w->name, i);
-    if (json_get(item, "count") && !trace_int(item, "count", 1, TRACE_MAX_EXPERTS, &count))
-        return err_set(e, ERR_FORMAT, "weight %s: not 1 to %d experts", w->name, TRACE_MAX_EXPERTS);
-    const char *place = strstr(w->name, "%d");
-    if (count > 1 && (place == NULL || strchr(place + 1, '%')))
-        return err_set(e, ERR_FORMAT, "weight %s: the name of experts needs one %%d", w->name);
-    if (count == 1 && place && json_get(item, "count"))
-        return err_set(e, ERR_FORMAT, "weight %s: a single expert", w->name);
-    w->count = (uint32_t)count;
-    if (!shape_elements(w->dims, w->n_dims, &elements) || !mul_u64(elements, (uint64_t)count, &elements) ||
-        elements > INT64_MAX / 64)
-        return err_set(e, ERR_FORMAT, "weight %s: too many elements", w->name);
-    if (w->group != GROUP_MTP && !add_u64(t->s->parameters, elements, &t->s->parameters))
-        return err_set(e, ERR_FORMAT, "weight %s: too many elements", w->name);
-    if (!trace_int(item, "layer", -1, INT32_MAX, &layer))
-        return err_set(e, ERR_FORMAT, "weight %s: its layer is no integer", w->name);
-    w->layer = (int32_t)layer;
-    return ERR_OK;
-}
-
-static int weight_form(struct trace *t, const struct json *item, struct spec_weight *w, struct err *e)
-{
-    static const char *const groups[] = {"text", "vision", "mtp"};
-    const struct json *quant = json_get(item, "quant");
-    const char *group = trace_text(item, "group"), *dtype = trace_text(item, "dtype"), *hint = json_string(quant);
-    size_t g = 0;
-    while (*group && g < ARRAY_LEN(groups) && strcmp(groups[g], group) != 0)
-        g++;
-    if (g == ARRAY_LEN(groups))
-        return err_set(e, ERR_FORMAT, "weight %s: the group %.20s is unknown", w->name, group);
-    w->group = (enum spec_group)g;
-    w->transposed = trace_flag(item, "transposed");
-    w->quantisable = hint != NULL || trace_flag(item, "quant");
-    w->dtype = *dtype ? dtype_parse(dtype) : t->fallback_dtype;
-    if (w->dtype == 0)
-        return err_set(e, ERR_FORMAT, "weight %s: the type %.20s is unknown", w->name, dtype);
-    w->family_dtype = *dtype ? w->dtype : 0;
-    if (hint && quant_scheme_find(hint) == 0)
-        return err_set(e, ERR_FORMAT, "weight %s: the scheme %.20s is unknown", w->name, hint);
-    return ERR_OK;
-}
-
-struct sum {
-    uint64_t bytes, n;
-};
-
-static int sum_tensor(void *ctx, const struct spec_tensor *x)
-{
-    struct sum *s = ctx;
-    if (!add_u64(s->bytes, x->bytes, &s->bytes))
-        s->bytes = UINT64_MAX;
-    s->n++;
-    return 0;
-}
-
-/* All tensors of a weight. Experts are alike but for what is missing: one is measured, unless a tensor that
- * may be absent is in play. */
-static struct sum stored_as(const struct trace *t, struct spec_weight *w)
-{
-    struct sum s = {0};
-    uint32_t count = w->count;
-    w->count = 1;
-    const char *name = w->name;
-    char first[TRACE_MAX_NAME + 8];
-    const char *place = count > 1 ? strstr(name, "%d") : NULL;
-    if (place) {
-        snprintf(first, sizeof first, "%.*s0%s", (int)(place - name), name, place + 2);
-        w->name = first;
-    }
-    (void)spec_physical_one(w, t->c, sum_tensor, &s);
-    w->name = name;
-    w->count = count;
-    if (!mul_u64(s.bytes, count, &s.bytes))
-        s.bytes = UINT64_MAX;
-    s.n *= count;
-    return s;
-}
-
-/* The value in the graph: the type of the codes, and the logical shape. */
-static int weight_value(struct trace *t, const struct json *item, struct spec_weight *w, uint64_t bytes,
-                        struct err *e)
-{
-    uint32_t code = w->form.scheme ? quant_code_dtype(w->form.scheme) : w->dtype, lead = w->count > 1;
-    struct graph_value_info info = {.name = w->name,
-                                    .layer = w->layer,
-                                    .quantisable = w->quantisable,
-                                    .scheme = w->form.scheme,
-                                    .stored_bytes = w->form.scheme ? bytes : 0};
-    int rc = parse_mark(item, &info, e);
-    if (rc)
-        return rc;
-    w->part = info.part;
-    w->units = info.part_units;
-    w->value = D0_NO_VALUE;
-    if (w->group != GROUP_TEXT)
-        return ERR_OK;
-    if (w->n_dims + lead > D0_MAX_DIMS)
-        return err_set(e, ERR_FORMAT, "weight %s: more than %d dimensions", w->name, D0_MAX_DIMS);
-    bool integer = w->dtype == D0_I64 || w->dtype == D0_I32;
-    struct d0_value v = {.kind = D0_VALUE_WEIGHT, .dtype = code, .n_dims = w->n_dims + lead};
-    if (w->form.scheme == 0 && !dtype_usable(code) && !integer)
-        v.dtype = t->fallback_dtype;
-    if (lead)
-        v.dims[0] = w->count;
-    memcpy(v.dims + lead, w->dims, w->n_dims * sizeof w->dims[0]);
-    return graph_add_value(t->s->graph, &v, &info, &w->value, e);
-}
-
-static int add_weight(struct trace *t, const struct json *item, uint32_t *out, struct err *e)
-{
-    struct spec *s = t->s;
-    struct spec_weight w = {.layer = -1};
-    int rc = check_name(t, item, &w.name, e);
-    if (rc || (rc = weight_form(t, item, &w, e)) != 0 || (rc = weight_shape(t, item, &w, e)) != 0)
-        return rc;
-    const char *hint = json_string(json_get(item, "quant"));
-    quant_decide(&w, t->c, &t->quant, hint ? quant_scheme_find(hint) : 0, w.dtype, &t->tally);
-    struct sum sum = stored_as(t, &w);
-    if ((rc = weight_value(t, item, &w, sum.bytes, e)) != 0)
-        return rc;
-    if (!add_u64(s->tensor_bytes, sum.bytes, &s->tensor_bytes))
-        return err_set(e, ERR_FORMAT, "weight %s: too many bytes", w.name);
-    s->n_physical += sum.n;
-    if (w.part == PART_EXPERT) {
-        uint64_t n = w.count > 1 ? w.count : (uint64_t)w.dims[0];
-        s->n_experts = n > s->n_experts ? n : s->n_experts;
-    }
-    if (vec_reserve((void **)&s->weights, &t->weights_capacity, s->n_weights + 1, sizeof *s->weights))
-        return err_set(e, ERR_NOMEM, "no memory for the list of weights");
-    s->weights[s->n_weights++] = w;
-    *out = w.value;
-    return ERR_OK;
-}
-
 static int add_rope(struct trace *t, const struct json *item, uint32_t *out, struct err *e)
 {
     const char *name;
     const float *freq;
     int64_t dim;
-    int rc = check_name(t, item, &name, e);
+    int rc = trace_name(t, item, &name, e);
     if (rc || (rc = trace_rope(&t->s->arena, item, &dim, &freq, e)) != 0)
         return rc;
     struct d0_value v = {.kind = D0_VALUE_WEIGHT, .dtype = D0_F32, .n_dims = 1, .dims = {dim / 2}};
@@ -312,14 +122,15 @@ static int add_state(struct trace *t, const struct json *item, uint32_t *out, st
     struct spec *s = t->s;
     const char *name, *which = trace_text(item, "which");
     int64_t layer, kv_heads, dim, ratio = 1;
-    int rc = check_name(t, item, &name, e);
+    int rc = trace_name(t, item, &name, e);
     if (rc)
         return rc;
     if (!trace_int(item, "layer", 0, INT32_MAX, &layer))
         return err_set(e, ERR_FORMAT, "state %s: layer is out of range", name);
     if (strcmp(which, "slots") == 0)
         return add_slots(t, item, name, layer, out, e);
-    if (!trace_int(item, "kv_heads", 1, INT32_MAX, &kv_heads) || !trace_int(item, "dim", 1, INT32_MAX, &dim) ||
+    if (!trace_int(item, "kv_heads", 1, INT32_MAX, &kv_heads) ||
+        !trace_int(item, "dim", 1, INT32_MAX, &dim) ||
         (json_get(item, "ratio") && !trace_int(item, "ratio", 1, 1 << 20, &ratio)))
         return err_set(e, ERR_FORMAT, "state %s: layer, kv_heads or dim is out of range", name);
     int64_t rows = s->page_tokens / ratio;
@@ -388,7 +199,7 @@ static int add_node(struct trace *t, uint32_t index, const struct json *item, ui
     struct d0_node n = {0};
     const char *name;
     int64_t layer;
-    int rc = check_name(t, item, &name, e);
+    int rc = trace_name(t, item, &name, e);
     if (rc)
         return rc;
     if (op == NULL)
@@ -427,7 +238,8 @@ static int add_output(struct trace *t, uint32_t index, const struct json *item, 
 {
     int64_t of, which;
     const struct graph *g = t->s->graph;
-    if (!trace_int(item, "of", 1, index, &of) || !trace_int(item, "index", 0, D0_MAX_NODE_OUTPUTS - 1, &which))
+    if (!trace_int(item, "of", 1, index, &of) ||
+        !trace_int(item, "index", 0, D0_MAX_NODE_OUTPUTS - 1, &which))
         return err_set(e, ERR_FORMAT, "item %u of the trace is an output of no earlier item", index + 1);
     for (uint32_t i = g->n_nodes; i-- > 0;) {
         const struct d0_node *n = &g->nodes[i];
@@ -449,7 +261,7 @@ static int add_items(struct trace *t, struct err *e)
         if (strcmp(kind, "input") == 0)
             rc = add_input(t, item, &t->ids[i], e);
         else if (strcmp(kind, "weight") == 0)
-            rc = add_weight(t, item, &t->ids[i], e);
+            rc = trace_weight(t, item, &t->ids[i], e);
         else if (strcmp(kind, "rope") == 0)
             rc = add_rope(t, item, &t->ids[i], e);
         else if (strcmp(kind, "state") == 0)
@@ -489,14 +301,17 @@ static uint32_t config_dtype(const struct ckpt *c)
 {
     static const char *const nested[] = {NULL, "text_config", "llm_config", "language_config"};
     uint32_t dtype = 0;
-    for (size_t i = 0; i < ARRAY_LEN(nested) && !dtype_usable(dtype); i++) {
+    for (size_t i = 0; i < ARRAY_LEN(nested) && !trace_dtype_usable(dtype); i++) {
         const struct json *from = nested[i] ? json_get(c->config, nested[i]) : c->config;
         const char *name = json_string(json_get(from, "torch_dtype"));
         if (name == NULL)
             name = json_string(json_get(from, "dtype"));
         dtype = name ? dtype_parse_torch(name) : 0;
     }
-    return dtype_usable(dtype) ? dtype : D0_F32;
+    if (trace_dtype_usable(dtype))
+        return dtype;
+    /* A model that does not say and is quantised keeps the rest in 16 bits. */
+    return json_get(c->config, "quantization_config") || c->quant_config ? D0_BF16 : D0_F32;
 }
 
 static int model_facts(struct spec *s, const struct json *model, struct err *e)
@@ -569,7 +384,8 @@ static void count_active(struct spec *s)
         const struct d0_node *n = &g->nodes[i];
         if (n->op != D0_OP_EXPERTS)
             continue;
-        uint64_t chosen = (uint64_t)g->values[n->inputs[1]].dims[1], experts = (uint64_t)g->values[n->inputs[3]].dims[0];
+        uint64_t chosen = (uint64_t)g->values[n->inputs[1]].dims[1],
+                 experts = (uint64_t)g->values[n->inputs[3]].dims[0];
         for (uint32_t j = 3; j < n->n_inputs; j++) {
             uint64_t all;
             const struct d0_value *v = n->inputs[j] == D0_NO_VALUE ? NULL : &g->values[n->inputs[j]];

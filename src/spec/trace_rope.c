@@ -14,7 +14,8 @@ static bool positive(const struct json *s, const char *key, double *out)
     return json_f64(json_get(s, key), out) && *out > 0 && *out < 1e30;
 }
 
-static int read_factors(struct arena *a, const struct json *s, int64_t dim, struct rope_scaling *out, struct err *e)
+static int read_factors(struct arena *a, const struct json *s, int64_t dim, struct rope_scaling *out,
+                        struct err *e)
 {
     const struct json *list = json_get(s, "factors");
     float *f = arena_alloc_n(a, (size_t)dim / 2, sizeof *f);
@@ -31,7 +32,8 @@ static int read_factors(struct arena *a, const struct json *s, int64_t dim, stru
     return ERR_OK;
 }
 
-static int read_scaling(struct arena *a, const struct json *s, int64_t dim, struct rope_scaling *out, struct err *e)
+static int read_scaling(struct arena *a, const struct json *s, int64_t dim, struct rope_scaling *out,
+                        struct err *e)
 {
     static const struct {
         const char *name;
@@ -48,17 +50,17 @@ static int read_scaling(struct arena *a, const struct json *s, int64_t dim, stru
     bool factor = out->type == ROPE_LINEAR || out->type == ROPE_LLAMA3 || out->type == ROPE_YARN;
     if (factor && !positive(s, "factor", &out->factor))
         return err_set(e, ERR_FORMAT, "rope: the factor of %s must be a positive number", type);
-    if (out->type == ROPE_LLAMA3 &&
-        (!positive(s, "low", &out->low) || !positive(s, "high", &out->high) ||
-         !positive(s, "original", &out->original) || !(out->high > out->low)))
+    if (out->type == ROPE_LLAMA3 && (!positive(s, "low", &out->low) || !positive(s, "high", &out->high) ||
+                                     !positive(s, "original", &out->original) || !(out->high > out->low)))
         return err_set(e, ERR_FORMAT,
                        "rope: llama3 needs 0 < low_freq_factor < high_freq_factor and a positive "
                        "original_max_position_embeddings");
     if (out->type == ROPE_YARN) {
         if (!positive(s, "slow", &out->low) || !positive(s, "fast", &out->high) ||
             !positive(s, "original", &out->original))
-            return err_set(e, ERR_FORMAT,
-                           "rope: yarn needs positive beta_fast, beta_slow and original_max_position_embeddings");
+            return err_set(
+                e, ERR_FORMAT,
+                "rope: yarn needs positive beta_fast, beta_slow and original_max_position_embeddings");
         out->truncate = trace_flag(s, "truncate");
     }
     if (out->type == ROPE_PROPORTIONAL && !trace_int(s, "live", 0, dim / 2, &out->live))

@@ -10,9 +10,9 @@ import sys
 MLA = {"hidden_size": 256, "num_attention_heads": 4, "num_key_value_heads": 4, "q_lora_rank": 128, "kv_lora_rank": 128, "qk_nope_head_dim": 64,
        "qk_rope_head_dim": 64, "v_head_dim": 64, "intermediate_size": 256, "moe_intermediate_size": 128, "n_routed_experts": 4, "n_shared_experts": 1,
        "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1, "topk_method": "noaux_tc", "scoring_func": "sigmoid", "norm_topk_prob": True,
-       "routed_scaling_factor": 2.5, "first_k_dense_replace": 1, "moe_layer_freq": 1, "num_hidden_layers": 3, "rms_norm_eps": 1e-6, "rope_theta": 10000,
-       "hidden_act": "silu", "attention_bias": False, "max_position_embeddings": 4096, "vocab_size": 384, "tie_word_embeddings": False,
-       "bos_token_id": 1, "eos_token_id": 2, "torch_dtype": "bfloat16"}
+       "routed_scaling_factor": 2.5, "first_k_dense_replace": 1, "moe_layer_freq": 1, "num_hidden_layers": 3, "rms_norm_eps": 1e-6,
+       "rope_theta": 10000, "hidden_act": "silu", "attention_bias": False, "max_position_embeddings": 4096, "vocab_size": 384,
+       "tie_word_embeddings": False, "bos_token_id": 1, "eos_token_id": 2, "torch_dtype": "bfloat16"}
 FP8 = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
 INT4 = {"quant_method": "compressed-tensors", "format": "pack-quantized", "quantization_status": "compressed", "kv_cache_scheme": None,
         "ignore": ["lm_head", "re:.*self_attn.*", "re:.*shared_experts.*", "re:.*mlp\\.(gate|up|gate_up|down)_proj.*"],
@@ -42,8 +42,8 @@ CONFIGS = {
         "quantization_config": {"quant_method": "mxfp4", "modules_to_not_convert": [
             "model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]}},
     "vlm": {  # experts in INT4, and a tower
-        "architectures": ["KimiK25ForConditionalGeneration"], "model_type": "kimi_k25", "media_placeholder_token_id": 300, "tie_word_embeddings": False,
-        "eos_token_id": 2, "dtype": "bfloat16",
+        "architectures": ["KimiK25ForConditionalGeneration"], "model_type": "kimi_k25", "media_placeholder_token_id": 300,
+        "tie_word_embeddings": False, "eos_token_id": 2, "dtype": "bfloat16",
         "text_config": dict(MLA, architectures=["DeepseekV3ForCausalLM"], model_type="kimi_k2", num_nextn_predict_layers=0, quantization_config=INT4),
         "vision_config": {"vt_hidden_size": 64, "vt_num_attention_heads": 4, "vt_num_hidden_layers": 2, "vt_intermediate_size": 128, "patch_size": 14,
                           "init_pos_emb_height": 8, "init_pos_emb_width": 8, "init_pos_emb_time": 4, "merge_kernel_size": [2, 2],

@@ -393,7 +393,7 @@ def _(m): m.config(quantization_config=...)
 @fault("E41 config names another method than the files show", "fp8", "Q001")
 def _(m): m.config(quantization_config=dict(bases.INT4, ignore=["lm_head"]))
 @fault("E41 one layer plain that config says is quantised", "fp8", "Q001")
-def _(m): m.every(lambda h: typed(r"layers\.1\.self_attn\.o_proj\.weight$", "BF16")(h) or without(r"layers\.1\.self_attn\.o_proj\.weight_scale_inv")(h))
+def _(m): m.every(typed(r"layers\.1\.self_attn\.o_proj\.weight$", "BF16")), m.every(without(r"layers\.1\.self_attn\.o_proj\.weight_scale_inv"))
 @fault("E a method that nobody knows", "llama", "Q004")
 def _(m): m.config(quantization_config={"quant_method": "hqq9"})
 @fault("E13 scales of another format beside plain weights", "moe", "W011")
@@ -433,7 +433,8 @@ def _(m): m.config(num_key_value_heads=3)
 # ---- D: which layouts are legal, told before anything is loaded
 
 LAYOUTS = [  # name, base, values of config.json, ranks, legal, part of the reason
-    ("D29 one matrix of an FP8 model is cut within a block", "fp8", {"intermediate_size": 384, "moe_intermediate_size": 512}, 4, False, "block of 128"),
+    ("D29 one matrix of an FP8 model is cut within a block", "fp8", {"intermediate_size": 384, "moe_intermediate_size": 512}, 4, False,
+     "block of 128"),
     ("D29 every matrix is cut between blocks", "fp8",
      {"intermediate_size": 512, "moe_intermediate_size": 512, "num_attention_heads": 8, "num_key_value_heads": 8}, 4, True, ""),
     ("D30 experts of 192 on 2 ranks", "fp8", {"intermediate_size": 512, "moe_intermediate_size": 192}, 2, False, "block of 128"),

@@ -452,6 +452,41 @@ static void second_copy(void **state)
     only(x, FINDING_W008, "consolidated.safetensors", "damaged: 1 byte short");
 }
 
+/* What is absent or short while a download runs is one finding; what is here is judged as ever. */
+static void partial(void **state)
+{
+    struct fixture *x = *state;
+    const struct ckpt_options o = {.partial = true};
+    struct err e = {0};
+    drop(x, S1);
+    resize(x, S2, -1);
+    findings_release(&x->f);
+    findings_init(&x->f, &x->d0.mem);
+    assert_int_equal(ckpt_open_with(&x->c, x->dir, &o, &x->f, &x->d0, &e), 0);
+    show(x);
+    assert_int_equal(x->f.n, 1);
+    assert_int_equal(x->f.items[0].id, FINDING_W022);
+    assert_int_equal(x->f.items[0].severity, SEVERITY_INFO);
+    assert_non_null(strstr(x->f.items[0].evidence, "absent: 1 file: " S1));
+    assert_non_null(strstr(x->f.items[0].evidence, "a part: 1 file: " S2));
+    assert_true(x->c->shards[0].arriving && x->c->shards[1].arriving && !x->c->shards[2].arriving);
+    assert_true(ckpt_lost(x->c, "a.0"));
+    assert_non_null(ckpt_find(x->c, "b.1"));
+}
+
+/* Under the name of one file lies another: what should be there is lost, and that is one finding. */
+static void copied(void **state)
+{
+    struct fixture *x = *state;
+    put_shard(x, S2, "a.0", "a.1");
+    only(x, FINDING_W020, S2, "its header is that of " S1);
+    assert_true(x->c->shards[1].copy && !x->c->shards[0].copy);
+    assert_true(ckpt_lost(x->c, "b.0"));
+    drop(x, INDEX);
+    only(x, FINDING_W020, S2, S1);
+    assert_true(ckpt_lost(x->c, "b.0"));
+}
+
 static void path_traversal(void **state)
 {
     struct fixture *x = *state;
@@ -587,6 +622,8 @@ int main(void)
         T(total_size),
         T(duplicates),
         T(second_copy),
+        T(partial),
+        T(copied),
         T(path_traversal),
         T(index_malformed),
         T(configs),

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Owns: that the shipped architecture files give, from config.json alone, the names and shapes of real models:
- * those that transformers writes, and those of published indexes. tests/golden/names.tsv holds a line for each.
- * Configurations that are not here are skipped, and counted.
+ * Owns: that the shipped architecture files give, from config.json alone, the names and shapes of real
+ * models: those that transformers writes, and those of published indexes. tests/golden/names.tsv holds a line
+ * for each. Configurations that are not here are skipped, and counted.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -135,7 +135,8 @@ static bool check_row(const struct row *r, const char *dir)
     if (!logical)
         ok = ok && x.n == r->tensors && s->tensor_bytes == r->bytes && s->n_physical == r->tensors;
     if (!ok)
-        print_error("%s: %zu tensors, %llu bytes; %s\n", r->name, x.n, (unsigned long long)s->tensor_bytes, hex);
+        print_error("%s: %zu tensors, %llu bytes; %s\n", r->name, x.n, (unsigned long long)s->tensor_bytes,
+                    hex);
     free(x.items);
     arena_release(&x.arena);
     spec_close(s);
@@ -161,7 +162,8 @@ static void test_names(void **state)
             *next++ = 0;
         if (*line == '#' || *line == 0)
             continue;
-        int fields = sscanf(line, "%199[^\t]\t%64s\t%19s\t%llu\t%llu", r.name, r.hex, r.kind, &r.tensors, &r.bytes);
+        int fields =
+            sscanf(line, "%199[^\t]\t%64s\t%19s\t%llu\t%llu", r.name, r.hex, r.kind, &r.tensors, &r.bytes);
         if (fields != 2 && fields != 5)
             fail_msg("names.tsv: %s", line);
         rows++;

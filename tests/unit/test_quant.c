@@ -110,16 +110,17 @@ static void test_parts(void **state)
     assert_string_equal(buf, "x.down_proj");
     assert_false(quant_logical_name("x.weight", buf, sizeof buf));
 
-    struct spec_weight w = {.n_dims = 2, .dims = {576, 7168}, .form = {.bits = 4, .group_n = 128, .group_k = 128}};
+    struct spec_weight w = {
+        .n_dims = 2, .dims = {576, 7168}, .form = {.bits = 4, .group_n = 128, .group_k = 128}};
     static const struct {
         enum quant_shape shape;
         uint32_t n;
         int64_t dims[2];
-    } cases[] = {{SHAPE_NK, 2, {576, 7168}},  {SHAPE_NK2, 2, {576, 3584}}, {SHAPE_NKP, 2, {576, 896}},
-                 {SHAPE_KPN, 2, {896, 576}},  {SHAPE_KNP, 2, {7168, 72}},  {SHAPE_NG, 2, {576, 56}},
-                 {SHAPE_BLOCK, 2, {5, 56}},   {SHAPE_GN, 2, {56, 576}},    {SHAPE_GNP, 2, {56, 72}},
-                 {SHAPE_NPG, 2, {72, 56}},    {SHAPE_N1, 2, {576, 1}},     {SHAPE_ONE, 0, {0}},
-                 {SHAPE_K1, 1, {7168}},       {SHAPE_TWO, 1, {2}}};
+    } cases[] = {{SHAPE_NK, 2, {576, 7168}}, {SHAPE_NK2, 2, {576, 3584}}, {SHAPE_NKP, 2, {576, 896}},
+                 {SHAPE_KPN, 2, {896, 576}}, {SHAPE_KNP, 2, {7168, 72}},  {SHAPE_NG, 2, {576, 56}},
+                 {SHAPE_BLOCK, 2, {5, 56}},  {SHAPE_GN, 2, {56, 576}},    {SHAPE_GNP, 2, {56, 72}},
+                 {SHAPE_NPG, 2, {72, 56}},   {SHAPE_N1, 2, {576, 1}},     {SHAPE_ONE, 0, {0}},
+                 {SHAPE_K1, 1, {7168}},      {SHAPE_TWO, 1, {2}}};
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
         uint32_t n;
         int64_t dims[TENSOR_MAX_DIMS];
@@ -137,11 +138,12 @@ static void test_parts(void **state)
 
 /* ---- a small model ---- */
 
-#define HEAD                                                                                                           \
-    "{\"architectures\": [\"Qwen3MoeForCausalLM\"], \"model_type\": \"qwen3_moe\", \"hidden_size\": 128, "              \
-    "\"intermediate_size\": 256, \"moe_intermediate_size\": 128, \"num_hidden_layers\": 1, "                            \
-    "\"num_attention_heads\": 4, \"num_key_value_heads\": 2, \"head_dim\": 32, \"vocab_size\": 96, "                    \
-    "\"max_position_embeddings\": 256, \"rms_norm_eps\": 1e-6, \"num_experts\": 4, \"num_experts_per_tok\": 2, "        \
+#define HEAD                                                                                                 \
+    "{\"architectures\": [\"Qwen3MoeForCausalLM\"], \"model_type\": \"qwen3_moe\", \"hidden_size\": 128, "   \
+    "\"intermediate_size\": 256, \"moe_intermediate_size\": 128, \"num_hidden_layers\": 1, "                 \
+    "\"num_attention_heads\": 4, \"num_key_value_heads\": 2, \"head_dim\": 32, \"vocab_size\": 96, "         \
+    "\"max_position_embeddings\": 256, \"rms_norm_eps\": 1e-6, \"num_experts\": 4, "                         \
+    "\"num_experts_per_tok\": 2, "                                                                           \
     "\"norm_topk_prob\": true, \"torch_dtype\": \"bfloat16\""
 
 struct model {
@@ -159,8 +161,11 @@ static const char zeros[256 * 128 * 4];
 
 static void add(struct model *m, const char *name, uint32_t dtype, uint32_t n_dims, int64_t a, int64_t b)
 {
-    m->entries[m->n++] = (struct st_entry){
-        .name = arena_strdup(&m->names, name), .dtype = dtype, .n_dims = n_dims, .dims = {a, b}, .data = zeros};
+    m->entries[m->n++] = (struct st_entry){.name = arena_strdup(&m->names, name),
+                                           .dtype = dtype,
+                                           .n_dims = n_dims,
+                                           .dims = {a, b},
+                                           .data = zeros};
 }
 
 /* One matrix in a form: "bf16" "fp8" (blocks) "mxfp4" "nvfp4" "int4" "gptq". */
@@ -293,15 +298,15 @@ static int count_there(void *ctx, const struct spec_tensor *t)
     return 0;
 }
 
-#define CT(format, bits, type, group)                                                                                  \
-    ", \"quantization_config\": {\"quant_method\": \"compressed-tensors\", \"format\": \"" format                      \
-    "\", \"ignore\": [\"lm_head\", \"re:.*self_attn.*\"], \"config_groups\": {\"group_0\": {\"targets\": "             \
-    "[\"Linear\"], \"weights\": {\"num_bits\": " #bits ", \"type\": \"" type "\", \"group_size\": " #group             \
+#define CT(format, bits, type, group)                                                                        \
+    ", \"quantization_config\": {\"quant_method\": \"compressed-tensors\", \"format\": \"" format            \
+    "\", \"ignore\": [\"lm_head\", \"re:.*self_attn.*\"], \"config_groups\": {\"group_0\": {\"targets\": "   \
+    "[\"Linear\"], \"weights\": {\"num_bits\": " #bits ", \"type\": \"" type "\", \"group_size\": " #group   \
     ", \"strategy\": \"group\", \"symmetric\": true}}}}"
 #define FP8 ", \"quantization_config\": {\"quant_method\": \"fp8\", \"weight_block_size\": [128, 128]"
 
-/* From the tensors, with the right words in config.json: no finding, every tensor claimed, bytes as stored; and
- * from config.json alone the same inventory. */
+/* From the tensors, with the right words in config.json: no finding, every tensor claimed, bytes as stored;
+ * and from config.json alone the same inventory. */
 static void test_schemes(void **state)
 {
     (void)state;
@@ -313,10 +318,12 @@ static void test_schemes(void **state)
         {FP8 ", \"modules_to_not_convert\": [\"self_attn\"]}", NULL, "bf16", "fp8", "fp8_block"},
         {CT("pack-quantized", 4, "int", 32), NULL, "bf16", "int4", "ct_int"},
         {CT("mxfp4-pack-quantized", 4, "float", 32), NULL, "bf16", "mxfp4", "mxfp4_ct"},
-        {"", "{\"quantization\": {\"quant_algo\": \"NVFP4\", \"group_size\": 16, \"exclude_modules\": [\"lm_head\"]}}",
+        {"",
+         "{\"quantization\": {\"quant_algo\": \"NVFP4\", \"group_size\": 16, \"exclude_modules\": "
+         "[\"lm_head\"]}}",
          "nvfp4", "nvfp4", "nvfp4"},
-        {", \"quantization_config\": {\"quant_method\": \"gptq\", \"bits\": 4, \"group_size\": 64}", NULL, "gptq", "gptq",
-         "gptq"},
+        {", \"quantization_config\": {\"quant_method\": \"gptq\", \"bits\": 4, \"group_size\": 64}", NULL,
+         "gptq", "gptq", "gptq"},
     };
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
         struct model m, bare;
@@ -324,13 +331,14 @@ static void test_schemes(void **state)
         size_t n[2] = {0}, alone[2] = {0};
         snprintf(config, sizeof config, "%s", cases[i].config);
         open_model(&m, config, cases[i].beside, cases[i].attention, cases[i].experts);
-        assert_string_equal(spec_scheme_name(weight_named(&m, "experts.%d.gate_proj")->form.scheme), cases[i].scheme);
+        assert_string_equal(spec_scheme_name(weight_named(&m, "experts.%d.gate_proj")->form.scheme),
+                            cases[i].scheme);
         assert_int_equal(spec_physical(m.s, m.c, count_there, n), 0);
         if (n[0] != n[1] || n[0] != m.c->n_tensors || m.s->n_physical != n[0] ||
             m.s->tensor_bytes != m.c->total_bytes || m.f.n)
-            fail_msg("%s: %zu described, %zu there, %zu in the file, %llu bytes of %llu; %s", cases[i].scheme, n[0], n[1],
-                     m.c->n_tensors, (unsigned long long)m.s->tensor_bytes, (unsigned long long)m.c->total_bytes,
-                     m.f.n ? m.f.items[0].evidence : "");
+            fail_msg("%s: %zu described, %zu there, %zu in the file, %llu bytes of %llu; %s", cases[i].scheme,
+                     n[0], n[1], m.c->n_tensors, (unsigned long long)m.s->tensor_bytes,
+                     (unsigned long long)m.c->total_bytes, m.f.n ? m.f.items[0].evidence : "");
         open_model(&bare, config, cases[i].beside, NULL, NULL);
         assert_int_equal(spec_physical(bare.s, bare.c, count_there, alone), 0);
         assert_int_equal(alone[0], n[0]);
@@ -377,11 +385,12 @@ static void test_disagreements(void **state)
     open_model(&m, ", \"quantization_config\": 7", "[]", NULL, NULL);
     assert_int_equal(count_findings(&m, FINDING_Q004), 0);
     close_model(&m);
-    open_model(&m,
-               ", \"quantization_config\": {\"quant_method\": \"compressed-tensors\", \"ignore\": [7, null, {}], "
-               "\"config_groups\": {\"a\": {\"targets\": 3, \"weights\": {\"num_bits\": 4, \"type\": \"int\", "
-               "\"group_size\": -1}}}}",
-               NULL, NULL, NULL);
+    open_model(
+        &m,
+        ", \"quantization_config\": {\"quant_method\": \"compressed-tensors\", \"ignore\": [7, null, {}], "
+        "\"config_groups\": {\"a\": {\"targets\": 3, \"weights\": {\"num_bits\": 4, \"type\": \"int\", "
+        "\"group_size\": -1}}}}",
+        NULL, NULL, NULL);
     close_model(&m);
 }
 
@@ -407,8 +416,9 @@ static void test_graph_values(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_matches),       cmocka_unit_test(test_bounded),      cmocka_unit_test(test_parts),
-        cmocka_unit_test(test_schemes),       cmocka_unit_test(test_disagreements), cmocka_unit_test(test_graph_values),
+        cmocka_unit_test(test_matches),       cmocka_unit_test(test_bounded),
+        cmocka_unit_test(test_parts),         cmocka_unit_test(test_schemes),
+        cmocka_unit_test(test_disagreements), cmocka_unit_test(test_graph_values),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

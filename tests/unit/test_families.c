@@ -1,0 +1,321 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Owns: that every operator which model families add can be described, obeys its shape rule (each weight and
+ * state one element larger is refused), survives slices and the memory plan, and is refused by a device that
+ * has no kernel for it; and the degrees of layouts of a quantised model with experts.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/file.h"
+#include "dev/dev.h"
+#include "kern/kern.h"
+#include "plan/plan.h"
+#include "spec/spec.h"
+
+static const char all_operators[] =
+    "return { build = function(c)\n"
+    "  local H = 64\n"
+    "  local pos = rope { dim = 16, theta = 1e4, style = 'pairs', sections = { 4, 2, 2 }, interleaved = true "
+    "}\n"
+    "  context(512)\n"
+    "  local x = embed { 'embed', vocab = 96, dim = H }\n"
+    "  x = layers { x, n = 4, at = 'layers.%d', each = function(x, i)\n"
+    "    local h = layer_norm { mix_residual { x, 'res', eps = 1e-5, push = i == 1 }, 'ln', eps = 1e-5 }\n"
+    "    local y\n"
+    "    if i == 0 then\n"
+    "      local q = linear { h, 'q', out = 4 * 48, part = heads(4) }\n"
+    "      local c, pe = split { linear { h, 'kv_a', out = 40 }, sizes = { 24, 16 } }\n"
+    "      local w = scale { linear { h, 'iw', out = 2 }, by = 0.5 }\n"
+    "      local idx = index_topk { q = linear { h, 'iq', out = 2 * 16 }, k = linear { h, 'ik', out = 16 }, "
+    "weights = w,\n"
+    "        heads = 2, dim = 16, topk = 8, scale = 0.25 }\n"
+    "      y = mla { q = apply_rope { q, pos = pos, dim = 48, offset = 32 }, latent_kv = c,\n"
+    "        k_pe = apply_rope { pe, pos = pos, dim = 16 }, kv_b = 'kv_b', heads = 4, nope = 32, rope = 16, "
+    "v_dim = 16,\n"
+    "        latent = 24, scale = 0.1, index = idx }\n"
+    "      y = y * act { linear { h, 'gate', out = 4, part = heads(4) }, fn = 'sigmoid' }\n"
+    "    elseif i == 1 then\n"
+    "      local q = short_conv { linear { h, 'q', out = 32 }, 'cq', width = 4, fn = 'silu', bias = true }\n"
+    "      local b = linear { h, 'b', out = 4 }\n"
+    "      y = delta_rule { q = q, k = q, v = h, g = b, beta = act { b, fn = 'sigmoid' }, heads = 2, v_heads "
+    "= 4, dim = 16,\n"
+    "        v_dim = 16, l2norm = 1e-6, scale = 0.25, A_entries = 7 }\n"
+    "      y = gated_norm { y, linear { h, 'z', out = 64 }, 'gn', dim = 16, eps = 1e-6 }\n"
+    "    elseif i == 2 then\n"
+    "      local q = position_scale { linear { h, 'q', out = 64, part = heads(4) }, length = 8, beta = 0.1, "
+    "offset = 1 }\n"
+    "      local k = linear { h, 'k', out = 32, part = heads(2) }\n"
+    "      local idx = index_topk { q = k, k = linear { h, 'ik', out = 16 }, heads = 2, dim = 16, topk = 2, "
+    "block = 16,\n"
+    "        groups = 2 }\n"
+    "      y = attention { q = q, k = k, v = k, heads = 4, kv_heads = 2, dim = 16, scale = 0.25, sinks = "
+    "'sinks',\n"
+    "        softcap = 30.0, chunk = 128, bidirectional = 'image', index = idx }\n"
+    "      y = apply_rope { y, pos = pos, dim = 16, inverse = true }\n"
+    "    else\n"
+    "      local kv = linear { h, 'kv', out = 16 }\n"
+    "      local p = pool_kv { kv = linear { h, 'pkv', out = 32 }, gate = linear { h, 'pg', out = 32 }, ape "
+    "= 'ape',\n"
+    "        norm = 'pn', ratio = 4, dim = 16, eps = 1e-6, overlap = true, pos = pos }\n"
+    "      local idx = pool_topk { q = linear { h, 'iq', out = 32 }, pool = p, heads = 2, dim = 16, topk = 8 "
+    "}\n"
+    "      y = pool_attention { q = linear { h, 'q', out = 64 }, kv = kv, pool = p, index = idx, heads = 4, "
+    "dim = 16,\n"
+    "        window = 8, sinks = 'sinks', scale = 0.25 }\n"
+    "      y = group_linear { y, 'wo_a', groups = 2, out = 64 }\n"
+    "    end\n"
+    "    x = x + linear { y, 'o', out = H, part = row }\n"
+    "    local X = concat { x, x, x, x }\n"
+    "    local z, m = hyper_in { X, 'hc', streams = 4, eps = 1e-6, hc_eps = 1e-6, rounds = 3 }\n"
+    "    local layouts = { { at = 'e.%d', gate = 'w1', up = 'w3', down = 'w2' },\n"
+    "      { packed = 'e', gate_up = 'gate_up_proj', down = 'down_proj', bias = true, transposed = true, "
+    "interleaved = true },\n"
+    "      { at = 'e.%d', up = 'up', down = 'down' }, { packed = 'e', gate_up = 'gate_up_proj', down = "
+    "'down_proj' } }\n"
+    "    z = moe { z, n = 8, k = 2, inter = 32, gate = 'router', gate_bias = i == 1, bias = 'bias', score = "
+    "'sigmoid',\n"
+    "      groups = 4, groups_kept = 2, renormalize = true, renorm_eps = 1e-20, scale = 2.5, table = i == 3 "
+    "and 'table' or nil,\n"
+    "      expert_scale = i == 2 and 'per_expert' or nil, fn = i == 1 and 'swigluoai' or i == 2 and 'relu2' "
+    "or 'silu',\n"
+    "      p = i == 1 and { alpha = 1.702, limit = 7.0 } or nil, experts = layouts[i + 1] }\n"
+    "    X = hyper_out { z, X, m, streams = 4 }\n"
+    "    return x + scale { hyper_head { X, 'hh', streams = 4, eps = 1e-6, hc_eps = 1e-6 }, weight = "
+    "'layer_scalar', shape = { 1 } }\n"
+    "  end }\n"
+    "  return logits { rms_norm { wanted_rows(x), nil, eps = 1e-5 }, 'head', vocab = 96, softcap = 30, "
+    "divide = 2 }\n"
+    "end }\n";
+
+struct model {
+    struct d0 d0;
+    struct findings f;
+    struct ckpt *c;
+    struct spec *s;
+};
+
+static void open_model(struct model *m, const char *config, const char *arch)
+{
+    char dir[] = "/tmp/day0-families-XXXXXX", path[64], file[64];
+    struct err e = {0};
+    *m = (struct model){.d0.log.fd = -1};
+    findings_init(&m->f, NULL);
+    assert_non_null(mkdtemp(dir));
+    snprintf(path, sizeof path, "%s/config.json", dir);
+    snprintf(file, sizeof file, "%s/arch.lua", dir);
+    assert_int_equal(file_write_atomic(path, config, strlen(config), &e), 0);
+    assert_int_equal(file_write_atomic(file, arch ? arch : "", arch ? strlen(arch) : 0, &e), 0);
+    struct spec_options o = {.arch_path = arch ? file : NULL};
+    if (ckpt_open(&m->c, dir, &m->f, &m->d0, &e) || spec_open(&m->s, m->c, &o, &m->f, &m->d0, &e))
+        fail_msg("%s", e.message);
+    if (m->s == NULL)
+        fail_msg("%s", m->f.n ? m->f.items[m->f.n - 1].evidence : "no description");
+    unlink(path);
+    unlink(file);
+    rmdir(dir);
+}
+
+static void close_model(struct model *m)
+{
+    spec_close(m->s);
+    ckpt_close(m->c);
+    findings_release(&m->f);
+}
+
+static void open_all(struct model *m)
+{
+    open_model(m, "{\"architectures\": [\"X\"], \"torch_dtype\": \"bfloat16\"}", all_operators);
+}
+
+static bool uses(const struct graph *g, uint32_t op)
+{
+    for (uint32_t i = 0; i < g->n_nodes; i++)
+        if (g->nodes[i].op == op)
+            return true;
+    return false;
+}
+
+static void test_every_operator(void **state)
+{
+    (void)state;
+    struct model m;
+    struct dev d;
+    struct err e = {0};
+    const struct op_info *ops;
+    size_t n = op_all(&ops), refused = 0;
+    open_all(&m);
+    for (size_t i = 0; i < n; i++)
+        if (op_no_kernel(ops[i].id) && !uses(m.s->graph, ops[i].id))
+            fail_msg("%s is not in the graph of all operators", ops[i].name);
+    const int64_t dims[D0_N_DIMS] = {8, 2, 2, 32};
+    assert_int_equal(graph_plan_memory(m.s->graph, dims, true, &e), 0);
+    struct d0_part part;
+    graph_part(m.s->graph, &part);
+    assert_int_equal(dev_open(&d, &(struct dev_options){.name = "cpu", .isa = "ref", .n_threads = 1}, &e), 0);
+    for (uint32_t i = 0; i < part.n_nodes; i++) {
+        char reason[200] = "";
+        bool yes = dev_supports(&d, &part, i, reason, sizeof reason);
+        if (!op_no_kernel(part.nodes[i].op))
+            continue;
+        refused++;
+        if (yes || reason[0] == 0)
+            fail_msg("the device takes %s, which has no kernel", op_find(part.nodes[i].op)->name);
+        assert_null(kern_pick(part.nodes[i].op, D0_BF16, KERN_AVX512));
+    }
+    assert_true(refused > 20 || n == 0);
+    dev_close(&d);
+    close_model(&m);
+}
+
+/* One element more in any dimension of a weight or state, and the rule of the node that reads it must say so.
+ */
+static void test_rules_are_tight(void **state)
+{
+    (void)state;
+    struct model m;
+    open_all(&m);
+    struct graph *g = m.s->graph;
+    for (uint32_t i = 0; i < g->n_nodes; i++) {
+        const struct d0_node *n = &g->nodes[i];
+        for (uint32_t j = 0; j < n->n_inputs; j++) {
+            struct d0_value *v = n->inputs[j] == D0_NO_VALUE ? NULL : &g->values[n->inputs[j]];
+            if (!v || (v->kind != D0_VALUE_WEIGHT && v->kind != D0_VALUE_STATE))
+                continue;
+            for (uint32_t k = v->kind == D0_VALUE_STATE ? 1 : 0; k < v->n_dims; k++) {
+                struct err e = {0};
+                const char *name = g->info[n->inputs[j]].name;
+                bool free_size =
+                    strstr(name, "A_log") || strstr(name, "table") || strstr(name, "embed") ||
+                    (v->kind == D0_VALUE_STATE && k == 2 && v->n_dims == 4); /* tokens of a page */
+                v->dims[k]++;
+                if (!free_size && graph_verify(g, &e) == 0)
+                    fail_msg("%s takes %s with one more in dimension %u", op_find(n->op)->name, name, k);
+                v->dims[k]--;
+            }
+        }
+    }
+    assert_int_equal(graph_verify(g, NULL), 0);
+    close_model(&m);
+}
+
+/* Attributes of any value never crash a rule, and what it accepts has a shape. */
+static void test_wild_attributes(void **state)
+{
+    (void)state;
+    static const int64_t wild[] = {0, 1, -1, 3, 7, INT32_MAX, INT64_MAX, INT64_MIN, (int64_t)1 << 33};
+    struct model m;
+    open_all(&m);
+    struct graph *g = m.s->graph;
+    for (uint32_t i = 0; i < g->n_nodes; i++)
+        for (uint32_t k = 0; k < g->nodes[i].n_attrs; k++) {
+            struct d0_attr *a = &g->nodes[i].attrs[k], saved = *a;
+            for (size_t w = 0; w < ARRAY_LEN(wild); w++) {
+                struct err e = {0};
+                if (a->is_float)
+                    a->v.f = (double)wild[w];
+                else
+                    a->v.i = wild[w];
+                (void)graph_verify(g, &e);
+                *a = saved;
+            }
+        }
+    assert_int_equal(graph_verify(g, NULL), 0);
+    close_model(&m);
+}
+
+static void test_slices(void **state)
+{
+    (void)state;
+    struct model m;
+    struct err e = {0};
+    const int64_t dims[D0_N_DIMS] = {8, 2, 2, 32};
+    open_all(&m);
+    for (int32_t l = 0; l < 4; l++) {
+        struct graph *part = NULL;
+        if (graph_slice(m.s->graph, l, l, 0, &part, &e))
+            fail_msg("layer %d: %s", l, e.message);
+        assert_int_equal(graph_plan_memory(part, dims, false, &e), 0);
+        graph_free(part);
+    }
+    spec_set_pages(m.s->graph, m.s, 9);
+    for (uint32_t i = 0; i < m.s->graph->n_values; i++)
+        if (m.s->graph->values[i].kind == D0_VALUE_STATE)
+            assert_int_equal(m.s->graph->values[i].dims[0], m.s->graph->info[i].state == STATE_PAGES ? 9 : 1);
+    assert_int_equal(m.s->state_bytes, 4 * (3 * 32 + 4 * 16 * 16 + 16 * 32));
+    close_model(&m);
+}
+
+/* ---- layouts ---- */
+
+static void find_degree(const struct plan_degree *d, size_t n, uint32_t degree, bool legal, const char *why)
+{
+    for (size_t i = 0; i < n; i++)
+        if (d[i].tp == degree) {
+            if (d[i].legal != legal || !strstr(d[i].reason, why))
+                fail_msg("%u: %s \"%s\"", degree, d[i].legal ? "legal" : "not legal", d[i].reason);
+            return;
+        }
+    fail_msg("no degree %u", degree);
+}
+
+#define MOE                                                                                                  \
+    "{\"architectures\": [\"Qwen3MoeForCausalLM\"], \"hidden_size\": 4096, \"intermediate_size\": 12288, "   \
+    "\"moe_intermediate_size\": 1536, \"num_hidden_layers\": 2, \"num_attention_heads\": 64, "               \
+    "\"num_key_value_heads\": 4, \"head_dim\": 128, \"vocab_size\": 151936, \"max_position_embeddings\": "   \
+    "4096, "                                                                                                 \
+    "\"rms_norm_eps\": 1e-6, \"num_experts\": 96, \"num_experts_per_tok\": 8, \"norm_topk_prob\": true, "    \
+    "\"torch_dtype\": \"bfloat16\""
+
+static void test_degrees(void **state)
+{
+    (void)state;
+    struct model m;
+    struct plan_degree d[48];
+    open_model(&m, MOE "}", NULL);
+    size_t n = plan_tp_degrees(m.s, d, 48);
+    find_degree(d, n, 1, true, "");
+    assert_true(d[0].exact);
+    find_degree(d, n, 16, true, "experts cut inside");
+    find_degree(d, n, 64, true, "experts cut inside");
+    n = plan_ep_degrees(m.s, d, 48);
+    find_degree(d, n, 1, true, "");
+    find_degree(d, n, 3, true, "");
+    find_degree(d, n, 64, false, "96 experts do not divide by 64");
+    find_degree(d, n, 96, true, "");
+    close_model(&m);
+    open_model(
+        &m, MOE ", \"quantization_config\": {\"quant_method\": \"fp8\", \"weight_block_size\": [128, 128]}}",
+        NULL);
+    n = plan_tp_degrees(m.s, d, 48);
+    find_degree(d, n, 4, true, "");
+    find_degree(d, n, 8, false, "192 columns a rank cut a block of 128"); /* 1536 / 8 */
+    find_degree(d, n, 16, false, "block of 128");
+    close_model(&m);
+    open_model(&m,
+               MOE ", \"quantization_config\": {\"quant_algo\": \"NVFP4\", \"quant_method\": \"modelopt\", "
+                   "\"group_size\": 16}}",
+               NULL);
+    n = plan_tp_degrees(m.s, d, 48);
+    find_degree(d, n, 32, true, "");             /* 48 of 16 */
+    find_degree(d, n, 64, false, "block of 16"); /* 24 */
+    close_model(&m);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_every_operator),  cmocka_unit_test(test_rules_are_tight),
+        cmocka_unit_test(test_wild_attributes), cmocka_unit_test(test_slices),
+        cmocka_unit_test(test_degrees),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
