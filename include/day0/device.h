@@ -27,11 +27,11 @@ extern "C" {
 #endif
 
 #define D0_DEVICE_ABI_VERSION 1u
-#define D0_MAX_DIMS 4
-#define D0_MAX_NODE_INPUTS 12
-#define D0_MAX_NODE_OUTPUTS 2
-#define D0_MAX_NODE_ATTRS 12
-#define D0_NO_VALUE UINT32_MAX
+#define D0_MAX_DIMS           4
+#define D0_MAX_NODE_INPUTS    12
+#define D0_MAX_NODE_OUTPUTS   2
+#define D0_MAX_NODE_ATTRS     12
+#define D0_NO_VALUE           UINT32_MAX
 
 /* ---- status ------------------------------------------------------------------------------------ */
 
@@ -70,7 +70,7 @@ enum d0_dtype {
     D0_F8_E4M3 = 14,
     D0_F8_E5M2 = 15,
     D0_F8_E8M0 = 16,
-    D0_F4 = 17,      /* two codes a byte, low nibble first */
+    D0_F4 = 17, /* two codes a byte, low nibble first */
     D0_F6_E2M3 = 18,
     D0_F6_E3M2 = 19,
     D0_C64 = 20,
@@ -99,12 +99,12 @@ enum d0_value_kind {
 };
 
 struct d0_value {
-    uint32_t kind;              /* enum d0_value_kind */
-    uint32_t dtype;             /* enum d0_dtype */
-    uint32_t n_dims;            /* <= D0_MAX_DIMS; row-major, dense, last dimension fastest */
-    uint32_t role;              /* of an INPUT: enum d0_input_role; else 0 */
-    int64_t dims[D0_MAX_DIMS];  /* > 0, or enum d0_dim */
-    uint64_t offset;            /* ACTIVATION, OUTPUT: byte offset in scratch, a multiple of 64 */
+    uint32_t kind;             /* enum d0_value_kind */
+    uint32_t dtype;            /* enum d0_dtype */
+    uint32_t n_dims;           /* <= D0_MAX_DIMS; row-major, dense, last dimension fastest */
+    uint32_t role;             /* of an INPUT: enum d0_input_role; else 0 */
+    int64_t dims[D0_MAX_DIMS]; /* > 0, or enum d0_dim */
+    uint64_t offset;           /* ACTIVATION, OUTPUT: byte offset in scratch, a multiple of 64 */
 };
 
 /* What the host writes into each input. Sequence s owns a run of consecutive tokens. All int32. */
@@ -174,21 +174,21 @@ enum d0_attr_key {
 
 struct d0_device_options {
     uint32_t size;
-    uint32_t n_threads;      /* host threads the device may use; 0 = its own choice */
-    const char *arguments;   /* device-specific, e.g. "isa=avx2"; may be NULL */
-    uint64_t memory_limit;   /* bytes the device may allocate; 0 = no limit */
+    uint32_t n_threads;    /* host threads the device may use; 0 = its own choice */
+    const char *arguments; /* device-specific, e.g. "isa=avx2"; may be NULL */
+    uint64_t memory_limit; /* bytes the device may allocate; 0 = no limit */
 };
 
 struct d0_device_info {
     uint32_t size;
     uint32_t abi_version;
-    char name[64];          /* "cpu", "null", the vendor's name */
-    char description[192];  /* processor or card, driver and runtime versions */
-    char variant[64];       /* instruction set or architecture in use */
+    char name[64];                      /* "cpu", "null", the vendor's name */
+    char description[192];              /* processor or card, driver and runtime versions */
+    char variant[64];                   /* instruction set or architecture in use */
     uint64_t memory_total, memory_free; /* bytes, as far as known; 0 unknown */
     uint64_t memory_used, memory_peak;  /* bytes in buffers and scratch of this device handle */
-    uint32_t exact;         /* 1: same bits for a row whatever the batch (design rule of exactness) */
-    uint32_t computes;      /* 0 for a device that only tracks memory and order */
+    uint32_t exact;    /* 1: same bits for a row whatever the batch (design rule of exactness) */
+    uint32_t computes; /* 0 for a device that only tracks memory and order */
 };
 
 struct d0_device; /* the implementer's own types, opaque to day0 */
@@ -202,8 +202,7 @@ struct d0_device_api {
     uint32_t abi_version;
     const char *name;
 
-    int (*open)(const struct d0_device_options *options, struct d0_device **out,
-                struct d0_status *status);
+    int (*open)(const struct d0_device_options *options, struct d0_device **out, struct d0_status *status);
     void (*close)(struct d0_device *device); /* every buffer, queue and executable is gone before */
     int (*info)(struct d0_device *device, struct d0_device_info *out);
 
@@ -225,28 +224,29 @@ struct d0_device_api {
     int (*event_wait)(struct d0_event *event, uint64_t timeout_ns, struct d0_status *status);
 
     /* Copies. The host range must stay valid and unchanged until the queue has passed the copy. */
-    int (*copy_in)(struct d0_queue *queue, struct d0_buffer *buffer, uint64_t offset,
-                   const void *host, uint64_t bytes, struct d0_status *status);
-    int (*copy_out)(struct d0_queue *queue, const struct d0_buffer *buffer, uint64_t offset,
-                    void *host, uint64_t bytes, struct d0_status *status);
+    int (*copy_in)(struct d0_queue *queue, struct d0_buffer *buffer, uint64_t offset, const void *host,
+                   uint64_t bytes, struct d0_status *status);
+    int (*copy_out)(struct d0_queue *queue, const struct d0_buffer *buffer, uint64_t offset, void *host,
+                    uint64_t bytes, struct d0_status *status);
 
     /* 1: runs the node as written; 0: does not, and *reason says why in a few words. */
-    int (*supports)(struct d0_device *device, const struct d0_part *part, uint32_t node,
-                    char *reason, size_t reason_bytes);
+    int (*supports)(struct d0_device *device, const struct d0_part *part, uint32_t node, char *reason,
+                    size_t reason_bytes);
 
     /* Compile copies what it needs: the part may be freed afterwards. */
     int (*compile)(struct d0_device *device, const struct d0_part *part, struct d0_exec **out,
                    struct d0_status *status);
     void (*exec_destroy)(struct d0_device *device, struct d0_exec *exec);
-    /* Bind an INPUT, WEIGHT or STATE value to memory at a byte offset that is a multiple of 64. Stays until rebound. */
+    /* Bind an INPUT, WEIGHT or STATE value to memory at a byte offset that is a multiple of 64. Stays until
+     * rebound. */
     int (*bind)(struct d0_exec *exec, uint32_t value, struct d0_buffer *buffer, uint64_t offset,
                 struct d0_status *status);
     /* Enqueue one run. Every INPUT, WEIGHT and STATE must be bound. Steady-state runs allocate nothing. */
     int (*run)(struct d0_queue *queue, struct d0_exec *exec, const struct d0_step_dims *dims,
                struct d0_status *status);
     /* Copy an OUTPUT value (its rows of this run, dense) to the host. */
-    int (*read_output)(struct d0_queue *queue, struct d0_exec *exec, uint32_t value,
-                       uint64_t offset, void *host, uint64_t bytes, struct d0_status *status);
+    int (*read_output)(struct d0_queue *queue, struct d0_exec *exec, uint32_t value, uint64_t offset,
+                       void *host, uint64_t bytes, struct d0_status *status);
 };
 
 /* A plugin is a shared object that exports this symbol and returns a table that outlives the process. */

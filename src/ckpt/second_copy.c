@@ -12,8 +12,9 @@
 #include "base/file.h"
 
 #define MAX_SUBFOLDERS 64
-#define COPY_SHARE     5 /* of the bytes used: 16-bit weights of which 4-bit ones are used are 4 times as many \
-                          */
+#define COPY_SHARE                                                                                           \
+    5 /* of the bytes used: 16-bit weights of which 4-bit ones are used are 4 times as many                  \
+       */
 
 /* ---- a shard that is another one */
 

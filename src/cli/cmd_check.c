@@ -10,7 +10,17 @@
 #include "host/host.h"
 #include "preflight/preflight.h"
 
-enum { KEY_PAYLOAD = 0x2000, KEY_HASH, KEY_PARTIAL, KEY_CACHE, KEY_NO_CACHE, KEY_ROOT, KEY_RULES, KEY_PROFILE, KEY_CARDS };
+enum {
+    KEY_PAYLOAD = 0x2000,
+    KEY_HASH,
+    KEY_PARTIAL,
+    KEY_CACHE,
+    KEY_NO_CACHE,
+    KEY_ROOT,
+    KEY_RULES,
+    KEY_PROFILE,
+    KEY_CARDS
+};
 
 struct check_options {
     struct common common;
@@ -36,7 +46,8 @@ static const struct argp_option options[] = {
     {"cache", KEY_CACHE, "FILE", 0, "keep payload results here (default: ~/.cache/day0/payload.json)", 0},
     {"no-cache", KEY_NO_CACHE, NULL, 0, "read every file again and keep nothing", 0},
     {"root", KEY_ROOT, "FILE", 0, "judge for the machine captured in FILE (day0 env --capture)", 0},
-    {"profile", KEY_PROFILE, "CARD.json", 0, "judge for a card that is not here: operators, types, memory", 0},
+    {"profile", KEY_PROFILE, "CARD.json", 0, "judge for a card that is not here: operators, types, memory",
+     0},
     {"cards", KEY_CARDS, "N", 0, "with --profile: how many of them (default: 1)", 0},
     {"rules", KEY_RULES, "FILE", 0, "version rules to judge by (default: the built-in ones)", 0},
     {0},

@@ -99,8 +99,8 @@ static void print_people(const struct preflight_inspection *x)
     printf("operators    ");
     for (size_t i = 0; i < x->n_operators; i++)
         printf(" %s%s%s %llu%s", x->operators[i].group ? x->operators[i].group : "",
-               x->operators[i].group ? ":" : "", x->operators[i].name, (unsigned long long)x->operators[i].count,
-               i + 1 < x->n_operators ? "," : "\n");
+               x->operators[i].group ? ":" : "", x->operators[i].name,
+               (unsigned long long)x->operators[i].count, i + 1 < x->n_operators ? "," : "\n");
     printf("manifest      sha256 %s\n", x->manifest_sha256);
     print_degrees(">TP", x->degrees, x->n_degrees);
     if (x->n_ep_degrees)
@@ -159,7 +159,8 @@ int cmd_inspect(struct d0 *d0, int argc, char **argv)
 {
     static const struct argp_option options[] = {
         {"tensors", OPT_TENSORS, "stored|logical", OPTION_ARG_OPTIONAL,
-         "List all tensors with type, shape, role, partition and bytes (needs config.json only); logical: names "
+         "List all tensors with type, shape, role, partition and bytes (needs config.json only); logical: "
+         "names "
          "and shapes without quantisation",
          0},
         {0},

@@ -12,7 +12,7 @@
 
 #include "base/thread.h"
 
-#define FITTED       3 /* families that are fitted */
+#define FITTED       5 /* families that are fitted */
 #define NEAR         0.5
 #define MAX_SECONDS  20
 #define NAME_BONUS   0.02 /* of a score, for a name that is alike */
@@ -50,7 +50,7 @@ static double rank_of(const struct drafting *x, const struct draft_trial *t)
     snprintf(name, sizeof name, "%.60s", t->file);
     name[strcspn(name, ".")] = 0;
     unsigned d = str_distance(name, x->model_type);
-    return t->score + t->promise / 2 + NAME_BONUS * (1.0 - (double)(d < 64 ? d : 64) / 64.0);
+    return t->score + t->promise + NAME_BONUS * (1.0 - (double)(d < 64 ? d : 64) / 64.0);
 }
 
 /* Keeps the nearest few in order; t is taken. */

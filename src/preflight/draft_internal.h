@@ -44,7 +44,7 @@ enum draft_claim { CLAIM_NONE, CLAIM_SHAPE, CLAIM_WHOLE };
 struct draft_trial {
     const char *file; /* name of the shipped file */
     struct strbuf text;
-    bool loaded, silenced;
+    bool loaded, silenced, nested;
     char why[240];       /* not loaded: what it lacks */
     uint8_t *claims;     /* enum draft_claim of each tensor */
     uint64_t n_claimed;  /* tensors by name */
@@ -98,6 +98,8 @@ size_t draft_replace(const struct strbuf *from, struct strbuf *to, const char *o
 /* The key of config.json another name, or a default by its reader. false: nothing to edit. */
 bool draft_replace_key(struct strbuf *text, const char *key, const char *other);
 bool draft_default_key(struct strbuf *text, const char *key);
+/* build() goes on with this part of its config. */
+bool draft_descend(struct strbuf *text, const char *part);
 /* A word as the content of a Lua string; false: it has characters that do not belong into one. */
 bool draft_plain(const char *s);
 /* The family's text with the head of a draft, for this model; then `extra`, a Lua function of that name. */

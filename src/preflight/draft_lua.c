@@ -147,6 +147,23 @@ bool draft_default_key(struct strbuf *text, const char *key)
     return false;
 }
 
+bool draft_descend(struct strbuf *text, const char *part)
+{
+    struct strbuf b = STRBUF_INIT;
+    const char *p = strstr(strbuf_cstr(text), "build = function(c");
+    if (!p)
+        return false;
+    p += strcspn(p, "\n");
+    strbuf_add(&b, text->data, (size_t)(p - text->data));
+    strbuf_printf(
+        &b, "\n    c = c:sub { \"%s\" } -- " DRAFT_MARK "keys of the model as a whole and of its other parts",
+        part);
+    strbuf_puts(&b, p);
+    strbuf_release(text);
+    *text = b;
+    return true;
+}
+
 /* ---- the file as a whole */
 
 void draft_head(const struct drafting *x, const char *from, struct strbuf *out)

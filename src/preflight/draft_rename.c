@@ -19,6 +19,7 @@
 #define MAX_ABSENT  256 /* patterns that are compared */
 #define MAX_THERE   1024
 #define MAX_PARTS   6
+#define FAR         6 /* distance of names that have nothing to do with one another */
 #define ALIKE       3 /* distance of names that are surely other words for the same */
 #define MIN_BETTER  1e-9
 #define MAX_ROUNDS  16
@@ -27,6 +28,7 @@
 
 /* Words for one role; the first is the name of the role. */
 static const char *const roles[][10] = {
+    {"gate", "router"},
     {"gate_proj", "w1", "wi_0"},
     {"up_proj", "w3", "up", "wi_1"},
     {"down_proj", "w2", "down", "wo_mlp", "fc2"},
@@ -62,17 +64,27 @@ static const char *role_of(const char *s, size_t n)
     return NULL;
 }
 
-/* The name with each part in the words of its role. */
+/* Parts that only wrap the text model within a larger one. */
+static bool is_wrapper(const char *s, size_t n)
+{
+    static const char *const words[] = {"model", "language_model", "text_model",
+                                        "llm",   "thinker",        "transformer"};
+    for (size_t i = 0; i < ARRAY_LEN(words); i++)
+        if (strlen(words[i]) == n && memcmp(words[i], s, n) == 0)
+            return true;
+    return false;
+}
+
+/* The name with each part in the words of its role, without wrappers. */
 static void canonical(const char *name, char *buf, size_t bytes)
 {
     struct strbuf b = STRBUF_INIT;
     for (const char *p = name; *p;) {
         size_t n = strcspn(p, ".");
         const char *role = role_of(p, n);
-        strbuf_printf(&b, "%.*s", role ? (int)strlen(role) : (int)n, role ? role : p);
-        p += n;
-        if (*p)
-            strbuf_putc(&b, *p++);
+        if (!is_wrapper(p, n))
+            strbuf_printf(&b, "%s%.*s", b.len ? "." : "", role ? (int)strlen(role) : (int)n, role ? role : p);
+        p += n + (p[n] == '.');
     }
     snprintf(buf, bytes, "%s", strbuf_cstr(&b));
     strbuf_release(&b);
@@ -145,7 +157,7 @@ static bool time_left(const struct drafting *x)
 static int try_edit(struct drafting *x, const struct draft_trial *t, const struct edit *d, int which,
                     struct draft_trial *best, size_t *places, struct err *e)
 {
-    struct draft_trial n = {.file = t->file, .silenced = t->silenced};
+    struct draft_trial n = {.file = t->file, .silenced = t->silenced, .nested = t->nested};
     *places = draft_replace(&t->text, &n.text, d->old, d->new, which);
     if (*places == 0 || !time_left(x)) {
         draft_trial_release(&n);
@@ -197,7 +209,7 @@ static int try_parts(struct drafting *x, struct draft_trial *t, const struct edi
 {
     char old[MAX_PARTS][MAX_WORD], new[MAX_PARTS][MAX_WORD];
     size_t n = split(d->old, old, MAX_PARTS), edits = 0;
-    struct draft_trial best = {.file = t->file, .silenced = t->silenced};
+    struct draft_trial best = {.file = t->file, .silenced = t->silenced, .nested = t->nested};
     if (n < 2 || n == MAX_PARTS || n != split(d->new, new, MAX_PARTS) || !time_left(x))
         return ERR_OK;
     strbuf_add(&best.text, strbuf_cstr(&t->text), t->text.len);
@@ -244,6 +256,8 @@ static bool may_be_same(const struct draft_absent *a, const struct draft_pattern
     if (p->n_claimed > 0 || a->n != p->n || a->n_dims != p->first->n_dims)
         return false;
     *distance = draft_distance(a->name, p->name);
+    if (*distance > FAR)
+        return false;
     for (uint32_t i = 0; i < a->n_dims; i++)
         *distance += a->dims[i] == p->first->dims[i] ? 0 : OTHER_WIDTH;
     return true;
@@ -290,21 +304,26 @@ static int rename_one(struct drafting *x, struct draft_trial *t, bool *better, s
 
 void draft_promise(const struct drafting *x, struct draft_trial *t)
 {
-    size_t n = 0;
+    double n = 0;
     t->promise = 0;
     for (size_t i = 0; t->loaded && i < t->n_absent && i < MAX_ABSENT && clock_ns() < x->deadline_ns; i++) {
         const char *name = t->absent[i].name;
-        bool like = false;
+        double like = 0;
         if (strmap_get(&x->names.map, name, strlen(name), NULL))
             continue;
-        for (size_t k = 0; k < x->names.n && k < MAX_THERE && !like; k++) {
+        for (size_t k = 0; k < x->names.n && k < MAX_THERE && like < 1; k++) {
             unsigned distance;
-            like = may_be_same(&t->absent[i], &x->names.items[k], &distance) && distance <= ALIKE;
+            if (!may_be_same(&t->absent[i], &x->names.items[k], &distance))
+                continue;
+            if (distance <= ALIKE)
+                like = 1;
+            else if (distance % OTHER_WIDTH <= ALIKE) /* by name, of other widths */
+                like = 0.5;
         }
         n += like;
     }
     if (x->names.n)
-        t->promise = n < x->names.n ? (double)n / (double)x->names.n : 1;
+        t->promise = n < (double)x->names.n ? n / (double)x->names.n : 1;
 }
 
 /* ---- widths: a tensor has another shape, and the number it has stands in config.json too */

@@ -259,12 +259,28 @@ static void look_for_key(const struct json *in, const char *key, const char **be
     }
 }
 
+/* The text's part of config.json is taken for the whole, where that part has the key. */
+static bool mend_level(struct drafting *x, struct draft_trial *t, const char *key)
+{
+    static const char *const parts[] = {"text_config", "llm_config", "language_config"};
+    for (size_t i = 0; i < ARRAY_LEN(parts) && !t->nested; i++) {
+        if (!json_get(json_get(x->c->config, parts[i]), key) || !draft_descend(&t->text, parts[i]))
+            continue;
+        t->nested = true;
+        draft_note(t, "the keys of the text stand in %s", parts[i]);
+        return true;
+    }
+    return false;
+}
+
 static bool mend_key(struct drafting *x, struct draft_trial *t, const char *subject)
 {
     const char *key = last_part(subject), *other = NULL;
     unsigned distance = 99;
     if (!draft_plain(key))
         return false;
+    if (mend_level(x, t, key))
+        return true;
     look_for_key(x->c->config, key, &other, &distance);
     look_for_key(json_get(x->c->config, "text_config"), key, &other, &distance);
     if (other && strcmp(other, key) != 0 && draft_replace_key(&t->text, key, other)) {

@@ -147,7 +147,8 @@ static int logical_line(void *ctx, const char *name, const struct spec_weight *w
     return n > 0 && (size_t)n < sizeof line ? x->sink(x->ctx, line, (size_t)n) : 0;
 }
 
-int preflight_tensors(const struct ckpt *c, const struct spec *s, bool logical, preflight_sink sink, void *ctx)
+int preflight_tensors(const struct ckpt *c, const struct spec *s, bool logical, preflight_sink sink,
+                      void *ctx)
 {
     struct tensor_lines x = {.sink = sink, .ctx = ctx};
     return logical ? spec_each_logical(s, logical_line, &x) : spec_physical(s, c, stored_line, &x);

@@ -29,7 +29,8 @@ static void check_keys(const struct ckpt *c, const struct spec *s, struct findin
 }
 
 /* What was found from here on with this id is no error, for the reason that the remedy tells. */
-static void soften(struct findings *f, size_t from, enum finding_id id, enum severity severity, const char *remedy)
+static void soften(struct findings *f, size_t from, enum finding_id id, enum severity severity,
+                   const char *remedy)
 {
     for (size_t i = from; i < f->n; i++) {
         struct finding *x = &f->items[i];
@@ -42,15 +43,17 @@ static void soften(struct findings *f, size_t from, enum finding_id id, enum sev
     }
 }
 
-/* A draft that disagrees with the weights says nothing against the weights; it never passes, whatever it finds.
- * For a card that is not here its profile tells the types. */
-static void judge_less(const struct spec *s, const struct preflight_options *o, struct findings *f, size_t from)
+/* A draft that disagrees with the weights says nothing against the weights; it never passes, whatever it
+ * finds. For a card that is not here its profile tells the types. */
+static void judge_less(const struct spec *s, const struct preflight_options *o, struct findings *f,
+                       size_t from)
 {
     static const enum finding_id of_draft[] = {FINDING_W009, FINDING_W010, FINDING_Q002};
     for (size_t i = 0; s->origin == ARCH_DRAFTED && i < ARRAY_LEN(of_draft); i++)
         soften(f, from, of_draft[i], SEVERITY_WARNING, "correct the drafted architecture file");
     if (o->card)
-        soften(f, from, FINDING_W013, SEVERITY_INFO, "this build is not asked: the card's profile tells its types");
+        soften(f, from, FINDING_W013, SEVERITY_INFO,
+               "this build is not asked: the card's profile tells its types");
 }
 
 int preflight_check(struct ckpt *c, const struct spec *s, const struct preflight_options *o,
@@ -111,7 +114,8 @@ enum preflight_verdict preflight_verdict(const struct findings *f, const struct 
 {
     if (findings_failed(f))
         return PREFLIGHT_FAIL;
-    if (s == NULL || preflight_unproven(f, s) || open_finding(f, FINDING_W022) || open_finding(f, FINDING_P004))
+    if (s == NULL || preflight_unproven(f, s) || open_finding(f, FINDING_W022) ||
+        open_finding(f, FINDING_P004))
         return PREFLIGHT_INCOMPLETE;
     return PREFLIGHT_PASS;
 }

@@ -18,16 +18,16 @@ struct preflight_options {
     uint64_t memory_bytes;     /* what the model may use on this machine; 0: memory is not judged */
     const char *memory_source; /* "--memory", "MemAvailable", ...; for the evidence */
     uint64_t context_tokens;   /* KV wanted, tokens over all sequences; 0: the context limit, at most 2,048 */
-    uint32_t max_step_tokens, max_seqs; /* as in plan_options */
-    bool skip_tokenizer;                /* somebody else judges it (prompt_open) */
-    bool partial;                       /* preflight_open: see ckpt_options */
+    uint32_t max_step_tokens, max_seqs;   /* as in plan_options */
+    bool skip_tokenizer;                  /* somebody else judges it (prompt_open) */
+    bool partial;                         /* preflight_open: see ckpt_options */
     const struct host_card_profile *card; /* judge for this card, which is not here; NULL: none */
     uint32_t n_cards;                     /* of that kind; 0: 1 */
 };
 
 /* Adds findings to those of ckpt_open() and spec_open(): C005, C009, W009, W010, W011, W013, T001..T003,
- * W017, M001, P001, P004 (the last two about options->card). s: NULL where there is no description; then only what needs none is checked. Errors: ERR_NOMEM,
- * ERR_IO. */
+ * W017, M001, P001, P004 (the last two about options->card). s: NULL where there is no description; then only
+ * what needs none is checked. Errors: ERR_NOMEM, ERR_IO. */
 int preflight_check(struct ckpt *c, const struct spec *s, const struct preflight_options *o,
                     struct findings *f, struct d0 *d0, struct err *e);
 
@@ -106,23 +106,26 @@ struct preflight_draft {
     struct arena arena;
     const char *text; /* of the file, n bytes; it loads */
     size_t n;
-    const char *nearest;      /* shipped file that it began as; NULL: none is near */
-    uint64_t claimed, total;  /* tensors that the file names, and that there are */
-    uint64_t by_family;       /* of them: by the family's own calls, edited or not */
-    uint64_t listed;          /* of them: only listed */
-    const char **unclaimed, **missing, **misshapen; /* patterns of names: not named; wanted in vain; of another shape */
+    const char *nearest;     /* shipped file that it began as; NULL: none is near */
+    uint64_t claimed, total; /* tensors that the file names, and that there are */
+    uint64_t by_family;      /* of them: by the family's own calls, edited or not */
+    uint64_t listed;         /* of them: only listed */
+    const char **unclaimed, **missing,
+        **misshapen; /* patterns of names: not named; wanted in vain; of another shape */
     size_t n_unclaimed, n_missing, n_misshapen;
     struct preflight_draft_family *tried;
     size_t n_tried;
 };
 
-/* Runs every shipped architecture file on the checkpoint; seconds for a large one. *out is to be released also after
- * an error: ERR_UNSUPPORTED (no config.json, no tensors, nothing that looks like an embedding), ERR_FORMAT, ERR_NOMEM.
+/* Runs every shipped architecture file on the checkpoint; seconds for a large one. *out is to be released
+ * also after an error: ERR_UNSUPPORTED (no config.json, no tensors, nothing that looks like an embedding),
+ * ERR_FORMAT, ERR_NOMEM.
  */
 int preflight_draft(struct ckpt *c, const struct preflight_draft_options *o, struct preflight_draft *out,
                     struct err *e);
 void preflight_draft_release(struct preflight_draft *d);
-/* {"nearest", "claimed", "total", "by_family", "listed", "unclaimed", "missing", "other_shape", "tried", "file"} */
+/* {"nearest", "claimed", "total", "by_family", "listed", "unclaimed", "missing", "other_shape", "tried",
+ * "file"} */
 void preflight_write_draft(const struct preflight_draft *d, const char *file, struct json_writer *w);
 
 /* {"verdict", "findings": [...], "seconds"} */
@@ -158,7 +161,7 @@ struct preflight_inspection { /* strings belong to the checkpoint and the descri
     size_t n_dtypes;
     struct preflight_operator operators[PREFLIGHT_MAX_OPERATORS]; /* in order of first use */
     size_t n_operators;
-    uint64_t active_parameters; /* of the text: used by one token */
+    uint64_t active_parameters;                  /* of the text: used by one token */
     uint64_t described_tensors, described_bytes; /* of the inventory, whether the tensors are there or not */
     uint64_t state_bytes;                        /* one request, besides KV */
     uint64_t n_experts;

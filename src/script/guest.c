@@ -60,8 +60,8 @@ static void put_wall(lua_State *L, int seen)
     lua_setfield(L, -2, "__metatable");
 }
 
-/* In place of a table that scripts share (a library) on top: an empty one that reads from a copy, can be called as
- * the table can, and refuses to set what is there. */
+/* In place of a table that scripts share (a library) on top: an empty one that reads from a copy, can be
+ * called as the table can, and refuses to set what is there. */
 static void wall_table(lua_State *L)
 {
     int from = lua_gettop(L), copy = from + 1;

@@ -29,8 +29,9 @@ int script_load(struct script *s, const char *chunk_name, const char *text, size
                 struct err *e);
 
 /* As script_load(), for a chunk that is not trusted: it sees copies of the globals of earlier chunks, but for
- * those whose names begin with "day0_", and has its own for what it sets. Setting one of those it sees, or a name
- * that begins with "day0_", is an error that names it; however it tries, what earlier chunks call stays theirs. */
+ * those whose names begin with "day0_", and has its own for what it sets. Setting one of those it sees, or a
+ * name that begins with "day0_", is an error that names it; however it tries, what earlier chunks call stays
+ * theirs. */
 int script_load_guest(struct script *s, const char *chunk_name, const char *text, size_t n,
                       const char *result_name, struct err *e);
 

@@ -239,9 +239,9 @@ static void other_words_for_the_same(void **state)
     assert_int_equal(m->d.listed, 3);
     assert_int_equal(m->d.n_missing + m->d.n_misshapen, 0);
     assert_non_null(strstr(m->d.text, "was self_attn"));
-    assert_non_null(
-        strstr(m->d.text, "for i = 0, 2 do\n    param { "
-                          "string.format(\"model.layers.%d.attention.novel_gain\", i), shape = { 8 } }"));
+    assert_non_null(strstr(m->d.text,
+                           "for i = 0, 2 do\n    param { "
+                           "string.format(\"model.layers.%d.attention.novel_gain\", i), shape = { 8 } }"));
     assert_int_equal(judge(m, &f), PREFLIGHT_INCOMPLETE);
     assert_false(has_finding(&f, FINDING_W009) || has_finding(&f, FINDING_W010) ||
                  has_finding(&f, FINDING_W011));
