@@ -7,7 +7,7 @@ Builds the model on the meta device (no memory), turns its state_dict into check
 mapping, and prints for each: architecture, number of tensors, parameters, SHA-256 of the sorted lines "name<TAB>d0,d1,...".
 With --out the lines go to DIR/<n>.<architecture>.tsv. Needs torch and transformers (run offline, by hand).
 """
-import argparse, hashlib, json, os, sys
+import argparse, hashlib, json, os, sys, tempfile
 
 
 def checkpoint_names(path):
@@ -17,7 +17,7 @@ def checkpoint_names(path):
     raw = json.load(open(path))
     for part in (raw, raw.get("text_config") or {}):
         part.pop("quantization_config", None)  # names of the plain model; how a release quantises is another table
-    folder = os.path.join("/tmp/names-config", hashlib.sha256(path.encode()).hexdigest()[:12])
+    folder = os.path.join(tempfile.gettempdir(), "day0-names", hashlib.sha256(path.encode()).hexdigest()[:12])
     os.makedirs(folder, exist_ok=True)
     json.dump(raw, open(os.path.join(folder, "config.json"), "w"))
     config = AutoConfig.from_pretrained(folder)
