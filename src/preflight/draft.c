@@ -218,7 +218,7 @@ int preflight_draft(struct ckpt *c, const struct preflight_draft_options *o, str
         return err_set(e, ERR_UNSUPPORTED, "a draft needs config.json and the headers of the weights; %s",
                        c->n_tensors ? "there is no config.json" : "there are no tensors");
     x.model_type = type ? type : "";
-    x.deadline_ns = clock_ns() + (uint64_t)MAX_SECONDS * 1000000000u;
+    x.deadline_ns = clock_ns() + (uint64_t)(o && o->max_seconds ? o->max_seconds : MAX_SECONDS) * 1000000000u;
     (void)draft_config_int(&x, "hidden_size", &x.hidden);
     most_usual_dtype(&x);
     int rc = draft_names_read(&x, e);

@@ -93,6 +93,7 @@ char *preflight_payload_cache_path(struct arena *arena);
 struct preflight_draft_options {
     const char *const *without; /* names of shipped files that are not to be used */
     size_t n_without;
+    uint32_t max_seconds; /* of fitting; what is not tried by then is left as it is; 0: 20 */
 };
 
 struct preflight_draft_family {
