@@ -5,7 +5,7 @@ set -eu
 seconds=$1
 cd "$(dirname "$0")/.."
 test -f build-fuzz/build.ninja ||
-    CC=clang meson setup build-fuzz -Dfuzz=true -Db_sanitize=address,undefined -Db_lundef=false --buildtype=debugoptimized > /dev/null
+    CC=clang meson setup build-fuzz -Dfuzz=true -Dc_args=-fsanitize=fuzzer-no-link -Db_sanitize=address,undefined -Db_lundef=false --buildtype=debugoptimized > /dev/null
 ninja -C build-fuzz --quiet
 failed=0
 for target in build-fuzz/tests/fuzz/fuzz_*; do

@@ -168,7 +168,7 @@ static void round_trip(void **state)
     char path[] = "/tmp/day0-capture-XXXXXX";
     int fd = mkstemp(path);
     struct err e = {0};
-    struct host *here, *there;
+    struct host *here = NULL, *there = NULL;
     assert_true(fd >= 0);
     close(fd);
     if (host_capture(path, &e) || host_open(&here, ".", &e) || host_open_capture(&there, path, &e))
@@ -267,6 +267,8 @@ static void malformed_rules(void **state)
     host_rules_release(&r);
 }
 
+#define CARD "{\"format\":\"day0-card\",\"version\":1,\"name\":\"x\","
+
 static void cards(void **state)
 {
     (void)state;
@@ -296,16 +298,14 @@ static void cards(void **state)
             assert_int_equal(p->memory_bytes, 24000000000);
         host_card_close(p);
     }
-    static const char *const bad[] = {
-        "{\"format\":\"day0-card\",\"version\":1}",
-        "{\"format\":\"day0-card\",\"version\":1,\"name\":\"x\",\"dtypes\":{}}",
-        "{\"format\":\"day0-card\",\"version\":1,\"name\":\"x\",\"dtypes\":[1]}",
-        "{\"format\":\"day0-card\",\"version\":1,\"name\":\"x\",\"operators\":[]}",
-        "{\"format\":\"day0-card\",\"version\":1,\"name\":\"x\",\"operators\":{\"a\":1}}",
-        "{\"format\":\"day0-card\",\"version\":1,\"name\":\"x\",\"operators\":{\"a\":{\"supported\":2}}}",
-        "{\"format\":\"day0-card\",\"version\":1,\"name\":\"x\",\"operators\":{\"a\":{\"limits\":{\"b\":["
-        "\"c\"]}}}}",
-        "{\"format\":\"day0-card\",\"version\":1,\"name\":\"x\",\"memory_bytes\":-1}"};
+    static const char *const bad[] = {"{\"format\":\"day0-card\",\"version\":1}",
+                                      CARD "\"dtypes\":{}}",
+                                      CARD "\"dtypes\":[1]}",
+                                      CARD "\"operators\":[]}",
+                                      CARD "\"operators\":{\"a\":1}}",
+                                      CARD "\"operators\":{\"a\":{\"supported\":2}}}",
+                                      CARD "\"operators\":{\"a\":{\"limits\":{\"b\":[\"c\"]}}}}",
+                                      CARD "\"memory_bytes\":-1}"};
     for (size_t i = 0; i < ARRAY_LEN(bad); i++) {
         struct host_card_profile *p = NULL;
         struct err e = {0};
