@@ -83,14 +83,6 @@ int stage4_run(struct job *j, struct json_writer *w, struct err *e);
 int stage5_run(struct job *j, struct json_writer *w, struct err *e);
 
 /* ---- stage 2 helpers */
-/* Every byte of every tensor of a float type, chunk by chunk: NaN and infinity become W016; all-zero tensors
- * are counted. */
-struct payload_result {
-    uint64_t bytes;
-    size_t tensors, skipped, all_zero, bad;
-    double seconds;
-};
-int payload_scan(struct job *j, struct payload_result *out, struct err *e);
 /* Mean log-probability that the model gives a plain English text, in nats per token; uniform: of a guess. */
 struct score_result {
     bool ran;

@@ -6,11 +6,13 @@
  */
 #include "adapt/job.h"
 
+#include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "base/file.h"
+#include "preflight/preflight.h"
 #include "verify/verify.h"
 
 struct minimal {
@@ -22,38 +24,53 @@ struct notes {
     char weights[400], numerics[600], bits[300];
 };
 
+/* p is zeroed where nothing was read. */
+static void write_payload(struct json_writer *w, const char *evidence, const struct preflight_payload *p)
+{
+    json_key(w, "payload");
+    json_begin_object(w);
+    json_put_string(w, "evidence", evidence);
+    if (p->shards) {
+        json_put_u64(w, "bytes", p->bytes_read);
+        json_put_u64(w, "tensors", p->tensors);
+        json_put_u64(w, "not_finite", p->n_not_finite);
+        json_put_u64(w, "all_zero", p->n_all_zero);
+        json_put_u64(w, "hashes_compared", p->n_compared);
+        json_put_f64(w, "seconds", p->seconds);
+    }
+    json_end_object(w);
+}
+
+/* The engine of `day0 check --payload`, without its cache: this report proves what was read now. */
 static int run_payload(struct job *j, struct json_writer *w, struct notes *notes, struct err *e)
 {
-    struct payload_result p;
+    struct preflight_payload p = {0};
     char bytes[40], evidence[400];
-    bool reads_all = j->ckpt->total_bytes <= j->memory;
     int rc = ERR_OK;
-    if (reads_all) {
+    if (j->ckpt->total_bytes <= j->memory) {
+        struct preflight_payload_options o = {.threads = j->threads};
         job_progress(j, STAGE_MINIMAL, "reading every byte of the weights");
-        rc = payload_scan(j, &p, e);
-        if (rc)
-            return rc;
-        snprintf(evidence, sizeof(evidence),
-                 "%s in %zu tensors read: %zu hold NaN or infinity, %zu are all zero",
-                 format_bytes(p.bytes, bytes, sizeof(bytes)), p.tensors, p.bad, p.all_zero);
+        rc = preflight_payload(j->ckpt, &o, j->f, &p, e);
+        int n = snprintf(
+            evidence, sizeof(evidence),
+            "%s in %" PRIu64 " tensors read: %" PRIu64 " hold NaN or infinity, %" PRIu64 " are all zero; ",
+            format_bytes(p.bytes_read, bytes, sizeof(bytes)), p.tensors, p.n_not_finite, p.n_all_zero);
+        if (p.n_compared)
+            snprintf(evidence + n, sizeof(evidence) - (size_t)n,
+                     "%" PRIu64 " of %" PRIu64 " known hashes differ", p.n_mismatch, p.n_compared);
+        else
+            snprintf(evidence + n, sizeof(evidence) - (size_t)n, "no hashes to compare with");
     } else {
         snprintf(evidence, sizeof(evidence),
                  "payload not read whole: %s of weights; day0 check --payload reads them",
                  format_bytes(j->ckpt->total_bytes, bytes, sizeof(bytes)));
     }
-    json_key(w, "payload");
-    json_begin_object(w);
-    json_put_string(w, "evidence", evidence);
-    if (reads_all) {
-        json_put_u64(w, "bytes", p.bytes);
-        json_put_u64(w, "tensors", p.tensors);
-        json_put_u64(w, "not_finite", p.bad);
-        json_put_u64(w, "all_zero", p.all_zero);
-        json_put_f64(w, "seconds", p.seconds);
+    if (rc == ERR_OK) {
+        write_payload(w, evidence, &p);
+        snprintf(notes->weights, sizeof(notes->weights), "%s", evidence);
     }
-    json_end_object(w);
-    snprintf(notes->weights, sizeof(notes->weights), "%s", evidence);
-    return ERR_OK;
+    preflight_payload_release(&p);
+    return rc;
 }
 
 static int run_minimal(struct job *j, struct json_writer *w, struct minimal *m, struct err *e)

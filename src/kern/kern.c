@@ -5,7 +5,6 @@
  */
 #include "kern/kern.h"
 
-#include <math.h>
 #include <string.h>
 
 #include "kern/kern_table.h"
@@ -138,34 +137,4 @@ size_t kern_items_heads(const struct kern_args *a)
 size_t kern_items_elements(const struct kern_args *a)
 {
     return (size_t)(a->n_rows * a->n);
-}
-
-uint32_t kern_segments(uint64_t k, uint64_t quantum)
-{
-    uint32_t s = 64;
-    quantum = quantum ? quantum : 1;
-    while (s > 1 && (k % s || k / s % quantum))
-        s /= 2;
-    return s;
-}
-
-double kern_log_sum_exp(const float *x, size_t n, uint32_t segments)
-{
-    if (segments == 0 || segments > 64 || (segments & (segments - 1)) != 0 || n % segments)
-        segments = 1;
-    float top = -INFINITY;
-    for (size_t i = 0; i < n; i++)
-        top = x[i] > top ? x[i] : top;
-    double base = isinf(top) ? 0 : (double)top; /* infinity less infinity would be NaN */
-    float part[64];
-    for (uint32_t s = 0; s < segments; s++) {
-        double sum = 0;
-        for (size_t i = n / segments * s; i < n / segments * (s + 1); i++)
-            sum += exp((double)x[i] - base);
-        part[s] = (float)sum;
-    }
-    for (uint32_t width = segments; width > 1; width /= 2)
-        for (uint32_t s = 0; s < width / 2; s++)
-            part[s] = part[2 * s] + part[2 * s + 1];
-    return base + log((double)part[0]);
 }

@@ -63,15 +63,6 @@ int kern_dtype_input(uint32_t op);
 size_t kern_n_variants(void);
 const struct kern_variant *kern_variant_at(size_t i); /* NULL past the end */
 
-/* Segments of a reduction over k elements: the largest power of two <= 64 such that k / S is a multiple of
- * `quantum`; 1 if there is none. */
-uint32_t kern_segments(uint64_t k, uint64_t quantum);
-#define KERN_VECTOR          32  /* elements of K that a segment holds a multiple of */
 #define KERN_MAX_PAGE_TOKENS 256 /* largest page that ATTENTION takes */
-
-/* log(sum(exp(x))) over x[n] in S fixed segments (a power of two up to 64 that divides n, else 1) combined by
- * the fixed tree, relative to the largest of all n. -inf for nothing or nothing but -inf; NaN if one is NaN.
- */
-double kern_log_sum_exp(const float *x, size_t n, uint32_t segments);
 
 #endif

@@ -17,7 +17,6 @@
 #include "base/file.h"
 #include "base/hash.h"
 #include "graph/graph.h"
-#include "kern/kern.h"
 
 /* ---- building ---- */
 
@@ -423,8 +422,6 @@ static void test_segments(void **state)
                     (units == 0 || (k % units == 0 && (k / s) % (k / units) == 0)))
                     best = s;
             assert_int_equal(graph_segments(k, units), best);
-            if (units == 0) /* the kernels' own rule, which graph may not include */
-                assert_int_equal(kern_segments(k, KERN_VECTOR), best);
         }
     struct toy t;
     struct graph *g = toy(1, &t);

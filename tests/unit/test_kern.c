@@ -59,51 +59,12 @@ static void the_table_is_whole(void **state)
     assert_null(kern_variant_at(n));
 }
 
-static void segments(void **state)
-{
-    (void)state;
-    assert_int_equal(kern_segments(4096, KERN_VECTOR), 64);
-    assert_int_equal(kern_segments(2048, KERN_VECTOR), 64);
-    assert_int_equal(kern_segments(896, KERN_VECTOR), 4); /* 28 vectors */
-    assert_int_equal(kern_segments(64, KERN_VECTOR), 2);
-    assert_int_equal(kern_segments(33, KERN_VECTOR), 1);
-    assert_int_equal(kern_segments(8 * 128, 128), 8); /* eight heads */
-    assert_int_equal(kern_segments(6 * 128, 128), 2);
-}
-
-static void log_sum_exp(void **state)
-{
-    (void)state;
-    float x[512];
-    double sum = 0;
-    for (size_t i = 0; i < 512; i++) {
-        x[i] = (float)(20 * rng_f64(3, i) - 10);
-        sum += exp((double)x[i]);
-    }
-    for (uint32_t s = 1; s <= 64; s *= 2)
-        assert_true(fabs(kern_log_sum_exp(x, 512, s) - log(sum)) < 1e-6);
-    /* by hand: two segments of two, each one float32 */
-    const float y[4] = {0, -1, -2, -3};
-    float left = (float)(1 + exp(-1)), right = (float)(exp(-2) + exp(-3));
-    assert_true(kern_log_sum_exp(y, 4, 2) == log((double)(left + right)));
-    const float far[2] = {1000, -1000}, none[2] = {-INFINITY, -INFINITY}, all[2] = {INFINITY, 1},
-                bad[2] = {NAN, 1};
-    assert_true(kern_log_sum_exp(far, 2, 1) == 1000);
-    assert_true(kern_log_sum_exp(none, 2, 1) == -(double)INFINITY);
-    assert_true(kern_log_sum_exp(all, 2, 1) == (double)INFINITY);
-    assert_true(isnan(kern_log_sum_exp(bad, 2, 1)));
-    assert_true(kern_log_sum_exp(y, 0, 1) == -(double)INFINITY);
-    assert_true(kern_log_sum_exp(y, 3, 2) == kern_log_sum_exp(y, 3, 1)); /* segments must be whole */
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(instruction_sets_have_names),
         cmocka_unit_test(the_best_variant_not_above_the_mask_is_picked),
         cmocka_unit_test(the_table_is_whole),
-        cmocka_unit_test(segments),
-        cmocka_unit_test(log_sum_exp),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
