@@ -7,6 +7,7 @@
 
 #include <string.h>
 
+#include "base/plugin.h"
 #include "comm/comm_builtin.h"
 
 #define STATUS_INIT                                                                                          \
@@ -59,7 +60,7 @@ int comm_open(struct comm *out, const char *name, uint32_t rank, uint32_t n_rank
     struct d0_status st = STATUS_INIT;
     rc = translate(&c, c.api->open(&o, &c.handle, &st), &st, "open", e);
     if (rc != ERR_OK) {
-        comm_plugin_unload(c.plugin);
+        plugin_unload(c.plugin);
         return rc;
     }
     *out = c;
@@ -71,7 +72,7 @@ void comm_close(struct comm *c)
     if (!c || !c->api)
         return;
     c->api->close(c->handle);
-    comm_plugin_unload(c->plugin);
+    plugin_unload(c->plugin);
     memset(c, 0, sizeof(*c));
 }
 

@@ -10,6 +10,5 @@
 
 const struct d0_comm_api *comm_self_api(void);
 int comm_plugin_load(const char *path, void **plugin, const struct d0_comm_api **api, struct err *e);
-void comm_plugin_unload(void *plugin);
 
 #endif

@@ -16,6 +16,5 @@ void cpu_device_account(struct d0_device *device, struct mem *mem);
 
 /* Loads a shared object and checks the table that it gives. *plugin is for dlclose. */
 int dev_plugin_load(const char *path, void **plugin, const struct d0_device_api **api, struct err *e);
-void dev_plugin_unload(void *plugin);
 
 #endif

@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/plugin.h"
 #include "dev/builtin.h"
 
 static int code_of(int d0)
@@ -84,7 +85,7 @@ int dev_open(struct dev *out, const struct dev_options *o, struct err *e)
     struct d0_status st = STATUS_INIT;
     rc = translate(&d, d.api->open(&options, &d.handle, &st), &st, "open", e);
     if (rc != ERR_OK) {
-        dev_plugin_unload(d.plugin);
+        plugin_unload(d.plugin);
         return rc;
     }
     if (d.host_memory)
@@ -105,7 +106,7 @@ void dev_close(struct dev *d)
     if (!d || !d->api)
         return;
     d->api->close(d->handle);
-    dev_plugin_unload(d->plugin);
+    plugin_unload(d->plugin);
     memset(d, 0, sizeof(*d));
 }
 

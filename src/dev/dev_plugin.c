@@ -1,67 +1,28 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Owns: loading a vendor's device from a shared object, and the checks before the first call into it.
- * Refuses: a table of another ABI version, a shorter table, and a table with holes.
+ * Owns: loading a vendor's device. Refuses: a table with holes.
  */
-#include <dlfcn.h>
-#include <string.h>
-
-#include "base/file.h"
+#include "base/plugin.h"
 #include "dev/builtin.h"
 
-static int check_table(const char *path, const struct d0_device_api *api, struct err *e)
+int dev_plugin_load(const char *path, void **plugin, const struct d0_device_api **out, struct err *e)
 {
-    if (!api)
-        return err_set(e, ERR_UNSUPPORTED, "%s: the plugin refuses ABI version %u", path,
-                       D0_DEVICE_ABI_VERSION);
-    if (api->abi_version != D0_DEVICE_ABI_VERSION)
-        return err_set(e, ERR_UNSUPPORTED, "%s: device ABI version %u, this program has %u", path,
-                       api->abi_version, D0_DEVICE_ABI_VERSION);
-    if (api->size < sizeof(*api))
-        return err_set(e, ERR_UNSUPPORTED, "%s: its table has %u bytes, version %u needs %zu", path,
-                       api->size, D0_DEVICE_ABI_VERSION, sizeof(*api));
+    static const struct plugin_want want = {"device", D0_DEVICE_PLUGIN_SYMBOL, D0_DEVICE_ABI_VERSION,
+                                            sizeof(struct d0_device_api)};
+    const void *table = NULL;
+    int rc = plugin_load(path, &want, plugin, &table, e);
+    if (rc != ERR_OK)
+        return rc;
+    const struct d0_device_api *api = table;
     if (!api->name || !api->open || !api->close || !api->info || !api->buffer_create ||
         !api->buffer_destroy || !api->queue_create || !api->queue_destroy || !api->queue_wait ||
         !api->event_create || !api->event_destroy || !api->event_record || !api->event_wait ||
         !api->copy_in || !api->copy_out || !api->supports || !api->compile || !api->exec_destroy ||
-        !api->bind || !api->run || !api->read_output)
+        !api->bind || !api->run || !api->read_output) {
+        plugin_unload(*plugin);
+        *plugin = NULL;
         return err_set(e, ERR_FORMAT, "%s: its table lacks a function that is not optional", path);
-    return ERR_OK;
-}
-
-int dev_plugin_load(const char *path, void **plugin, const struct d0_device_api **api, struct err *e)
-{
-    struct file_info info;
-    int rc = file_stat(path, &info, e);
-    if (rc != ERR_OK)
-        return rc;
-    if (!info.is_file)
-        return err_set(e, ERR_MISSING, "%s: no such file", path);
-    void *handle = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-    if (!handle) {
-        const char *why = dlerror();
-        return err_set(e, ERR_FORMAT, "cannot load the device: %s", why ? why : path);
     }
-    /* POSIX guarantees the round trip of a function pointer through void *, ISO C does not */
-    void *symbol = dlsym(handle, D0_DEVICE_PLUGIN_SYMBOL);
-    d0_device_plugin_fn entry;
-    memcpy(&entry, &symbol, sizeof(entry));
-    if (!symbol)
-        rc = err_set(e, ERR_FORMAT, "%s: exports no %s, so it is no device", path, D0_DEVICE_PLUGIN_SYMBOL);
-    const struct d0_device_api *table = symbol ? entry(D0_DEVICE_ABI_VERSION) : NULL;
-    if (rc == ERR_OK)
-        rc = check_table(path, table, e);
-    if (rc != ERR_OK) {
-        dlclose(handle);
-        return rc;
-    }
-    *plugin = handle;
-    *api = table;
+    *out = api;
     return ERR_OK;
-}
-
-void dev_plugin_unload(void *plugin)
-{
-    if (plugin)
-        dlclose(plugin);
 }
