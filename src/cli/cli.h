@@ -30,6 +30,7 @@ struct override {
 struct common {
     struct d0 *d0;
     bool json;
+    bool needs_model; /* set before parsing: no MODEL is wrong usage */
     const char *model, *arch, *device, *cpu;
     unsigned threads;
     uint64_t memory;

@@ -56,15 +56,6 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     case KEY_FRESH:
         a->adapt.fresh = true;
         break;
-    case ARGP_KEY_ARG:
-        if (state->arg_num > 0)
-            argp_error(state, "one MODEL directory only");
-        a->common.model = arg;
-        break;
-    case ARGP_KEY_END:
-        if (!a->common.model)
-            argp_error(state, "a MODEL directory is needed");
-        break;
     default:
         return ARGP_ERR_UNKNOWN;
     }
@@ -161,7 +152,7 @@ int cmd_adapt(struct d0 *d0, int argc, char **argv)
     static const struct argp argp = {
         options,  parse, "MODEL", "All five stages, from directory to verified service, and the report.",
         children, NULL,  NULL};
-    struct adapt_arguments a = {.common = {.d0 = d0}};
+    struct adapt_arguments a = {.common = {.d0 = d0, .needs_model = true}};
     cli_parse(&argp, argc, argv, &a);
     take_overrides(&a);
     struct common *c = &a.common;

@@ -87,15 +87,6 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     case KEY_RULES:
         o->rules = arg;
         break;
-    case ARGP_KEY_ARG:
-        if (state->arg_num > 0)
-            argp_error(state, "one MODEL directory only");
-        o->common.model = arg;
-        break;
-    case ARGP_KEY_END:
-        if (!o->common.model)
-            argp_error(state, "a MODEL directory is needed");
-        break;
     default:
         return ARGP_ERR_UNKNOWN;
     }
@@ -247,7 +238,7 @@ int cmd_check(struct d0 *d0, int argc, char **argv)
         options,  parse, "MODEL", "Pre-flight from headers: what would stop or spoil this model here.",
         children, NULL,  NULL};
     static const int statuses[] = {EXIT_PASSED, EXIT_CHECK_FAILED, EXIT_INCOMPLETE};
-    struct check_options o = {.common = {.d0 = d0}};
+    struct check_options o = {.common = {.d0 = d0, .needs_model = true}};
     cli_parse(&argp, argc, argv, &o);
     struct check_result x = {.verdict = PREFLIGHT_FAIL};
     findings_init(&x.f, &d0->mem);

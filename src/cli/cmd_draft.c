@@ -39,15 +39,6 @@ static error_t parse(int key, char *arg, struct argp_state *state)
             argp_error(state, "--without more than %d times", MAX_WITHOUT);
         x->without[x->n_without++] = arg;
         break;
-    case ARGP_KEY_ARG:
-        if (state->arg_num > 0)
-            argp_error(state, "one MODEL directory only");
-        x->common.model = arg;
-        break;
-    case ARGP_KEY_END:
-        if (!x->common.model)
-            argp_error(state, "a MODEL directory is needed");
-        break;
     default:
         return ARGP_ERR_UNKNOWN;
     }
@@ -146,7 +137,7 @@ int cmd_draft(struct d0 *d0, int argc, char **argv)
     static const struct argp argp = {
         options,  parse, "MODEL", "A first architecture file for a model that nobody described.",
         children, NULL,  NULL};
-    struct draft x = {.common = {.d0 = d0}};
+    struct draft x = {.common = {.d0 = d0, .needs_model = true}};
     cli_parse(&argp, argc, argv, &x);
     struct findings f;
     struct err e = {0};

@@ -28,15 +28,6 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         if (arg && !x->logical && strcmp(arg, "stored") != 0)
             argp_error(state, "--tensors takes stored or logical");
         break;
-    case ARGP_KEY_ARG:
-        if (state->arg_num > 0)
-            argp_error(state, "one MODEL directory only");
-        c->model = arg;
-        break;
-    case ARGP_KEY_END:
-        if (!c->model)
-            argp_error(state, "a MODEL directory is needed");
-        break;
     default:
         return ARGP_ERR_UNKNOWN;
     }
@@ -168,7 +159,7 @@ int cmd_inspect(struct d0 *d0, int argc, char **argv)
     static const struct argp_child children[] = {{&common_argp, 0, NULL, 0}, {0}};
     static const struct argp argp = {options,  parse, "MODEL", "What a model is, from headers.",
                                      children, NULL,  NULL};
-    struct inspect x = {.c = {.d0 = d0}};
+    struct inspect x = {.c = {.d0 = d0, .needs_model = true}};
     const struct common *c = &x.c;
     cli_parse(&argp, argc, argv, &x);
     struct findings f;

@@ -42,11 +42,6 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     case KEY_SUPPORT:
         a->support = true;
         break;
-    case ARGP_KEY_ARG:
-        if (state->arg_num > 0)
-            argp_error(state, "one MODEL directory only");
-        a->common.model = arg;
-        break;
     case ARGP_KEY_END:
         if (a->support && !a->common.model)
             argp_error(state, "--support needs a MODEL directory");

@@ -66,11 +66,6 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     case KEY_KV:
         a->session.kv_dtype = cli_kv_dtype(state, arg);
         break;
-    case ARGP_KEY_ARG:
-        if (state->arg_num > 0)
-            argp_error(state, "one MODEL directory only");
-        a->common.model = arg;
-        break;
     case ARGP_KEY_END:
         if (!a->common.model || !a->prompt)
             argp_error(state, "a MODEL directory and -p TEXT are needed");

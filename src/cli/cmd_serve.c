@@ -101,15 +101,6 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     case KEY_NO_PREFIX:
         a->serve.prefix_cache = false;
         break;
-    case ARGP_KEY_ARG:
-        if (state->arg_num > 0)
-            argp_error(state, "one MODEL directory only");
-        a->common.model = arg;
-        break;
-    case ARGP_KEY_END:
-        if (!a->common.model)
-            argp_error(state, "a MODEL directory is needed");
-        break;
     default:
         return ARGP_ERR_UNKNOWN;
     }
@@ -183,7 +174,8 @@ int cmd_serve(struct d0 *d0, int argc, char **argv)
     static const struct argp_child children[] = {{&common_argp, 0, NULL, 0}, {0}};
     static const struct argp argp = {options,  parse, "MODEL", "OpenAI-compatible HTTP service.",
                                      children, NULL,  NULL};
-    struct serve_arguments a = {.common = {.d0 = d0}, .serve = {.port = 8000, .prefix_cache = true}};
+    struct serve_arguments a = {.common = {.d0 = d0, .needs_model = true},
+                                .serve = {.port = 8000, .prefix_cache = true}};
     cli_parse(&argp, argc, argv, &a);
     struct err e = {0};
     sigset_t signals;

@@ -60,11 +60,6 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     case KEY_SEED:
         a->stress.seed = (uint64_t)cli_int(state, "--seed", arg, 0, INT64_MAX);
         break;
-    case ARGP_KEY_ARG:
-        if (state->arg_num > 0)
-            argp_error(state, "one URL or MODEL directory only");
-        a->common.model = arg;
-        break;
     case ARGP_KEY_END:
         if (!a->common.model)
             argp_error(state, "a URL or a MODEL directory is needed");

@@ -63,6 +63,15 @@ static error_t parse_common(int key, char *arg, struct argp_state *state)
     case KEY_ACCEPT:
         add_override(state, c->accept, &c->n_accept, arg);
         break;
+    case ARGP_KEY_ARG: /* comes here only where the command itself takes no argument of another kind */
+        if (state->arg_num > 0)
+            argp_error(state, "one argument only, but '%s' follows '%s'", arg, c->model);
+        c->model = arg;
+        break;
+    case ARGP_KEY_END:
+        if (c->needs_model && !c->model)
+            argp_error(state, "a MODEL directory is needed");
+        break;
     default:
         return ARGP_ERR_UNKNOWN;
     }
