@@ -33,7 +33,7 @@ sanitize: ## the fast part of the suite under AddressSanitizer and UndefinedBeha
 tsan: ## the threaded part of the suite under ThreadSanitizer
 	@tools/setup.sh test
 	@test -f build-tsan/build.ninja || meson setup build-tsan -Db_sanitize=thread -Db_lundef=false --buildtype=debugoptimized > /dev/null
-	@tools/run_tests.sh build-tsan unit
+	@TIMEOUT_MULTIPLIER=6 tools/run_tests.sh build-tsan unit
 
 fuzz: ## every fuzz target for FUZZ_SECONDS (60) with libFuzzer under ASan and UBSan
 	@tools/setup.sh fuzz

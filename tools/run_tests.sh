@@ -12,7 +12,8 @@ total=$(mktemp)
 trap 'rm -f "$total"' EXIT
 for suite in "$@"; do
     begin=$(date +%s)
-    meson test -C "$build" --no-rebuild --suite "$suite" --logbase "log-$suite" --num-processes 2 > "$build/run-$suite.txt" 2>&1
+    meson test -C "$build" --no-rebuild --suite "$suite" --logbase "log-$suite" --num-processes 2 \
+        --timeout-multiplier "${TIMEOUT_MULTIPLIER:-1}" > "$build/run-$suite.txt" 2>&1
     status=$?
     end=$(date +%s)
     awk -v suite="$suite" -v status="$status" -f tools/tap_count.awk "$build/meson-logs/log-$suite.txt" > "$build/counts-$suite.txt"
