@@ -695,34 +695,6 @@ function attention(a)
   return y
 end
 
--- The usual block: q, k, v and o projections, a norm over each head of q and k (qk_norm = eps), rotation (pos), grouped-query attention.
--- o_bias: bias of o; out: its width (as the input); gate: each head of q_proj is followed by as many values whose sigmoid multiplies
--- the output. Further fields go to attention.
-function gqa(a)
-  local x, n, kv, dim = check(a[1], "the input of gqa"), a.heads, a.kv_heads or a.heads, a.dim
-  local q, g = linear { x, "q_proj", out = (a.gate and 2 or 1) * n * dim, part = heads(n), bias = a.bias }, nil
-  if a.gate then q, g = split { q, sizes = { dim, dim }, groups = n } end
-  local k = linear { x, "k_proj", out = kv * dim, part = heads(kv), bias = a.bias }
-  local v = linear { x, "v_proj", out = kv * (a.v_dim or dim), part = heads(kv), bias = a.bias }
-  if a.qk_norm then
-    q = rms_norm { q, "q_norm", dim = dim, eps = a.qk_norm, plus_one = a.plus_one }
-    k = rms_norm { k, "k_norm", dim = dim, eps = a.qk_norm, plus_one = a.plus_one }
-  end
-  if a.pos then q, k = apply_rope { q, "q_rope", pos = a.pos, dim = dim }, apply_rope { k, "k_rope", pos = a.pos, dim = dim } end
-  local o = attention { q = q, k = k, v = v, heads = n, kv_heads = kv, dim = dim, v_dim = a.v_dim, scale = a.scale or dim ^ -0.5, window = a.window,
-    sinks = a.sinks, softcap = a.softcap, chunk = a.chunk, bidirectional = a.bidirectional, index = a.index }
-  if g then o = o * act { g, name = "gate", fn = "sigmoid" } end
-  return linear { o, "o_proj", out = a.out or x.dim, part = row, bias = a.o_bias }
-end
-
--- The usual gated MLP: gate_proj, up_proj, down_proj.
-function gated_mlp(a)
-  local x = check(a[1], "the input of gated_mlp")
-  local g = linear { x, "gate_proj", out = a.inter, part = col, bias = a.bias }
-  local u = linear { x, "up_proj", out = a.inter, part = col, bias = a.bias }
-  return linear { glu { g, u, fn = a.fn or "silu", p = a.p }, "down_proj", out = a.out or x.dim, part = row, bias = a.bias }
-end
-
 -- Attention over a compressed row of latent + rope values for each token. k_pe and the rotated part of q come rotated.
 function mla(a)
   local q, c = check(a.q, "q of mla"), check(a.latent_kv, "latent_kv of mla")

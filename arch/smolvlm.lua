@@ -1,31 +1,6 @@
 -- SPDX-License-Identifier: Apache-2.0
 --
 -- Idefics-3 and SmolVLM: SigLIP, scale x scale neighbouring rows joined and projected by one matrix, and a Llama.
--- CLIP and SigLIP. cls: a class row before the patches, and a norm before the blocks. post: a norm behind them.
-local function clip_tower(v, o)
-  local W, n, p = v:count("hidden_size", 768), v:count("num_attention_heads", 12), v:count("patch_size", 16)
-  local I, fn, eps = v:count("intermediate_size", 3072), v:text("hidden_act", o.fn), v:num("layer_norm_eps", o.eps)
-  local side = v:count("image_size", 224) // p
-  local x = conv { input "patches", "embeddings.patch_embedding", shape = { W, v:count("num_channels", 3), p, p }, bias = not o.cls }
-  table { "embeddings.position_embedding", shape = { side * side + (o.cls and 1 or 0), W } }
-  if o.cls then
-    param { "embeddings.class_embedding", shape = { W } }
-    x = layer_norm { x, "pre_layrnorm", eps = eps }                                      -- so spelt in every checkpoint
-  end
-  x = layers { x, n = v:count("num_hidden_layers", 12), at = "encoder.layers.%d", each = function(x)
-    local h = layer_norm { x, "layer_norm1", eps = eps }
-    h = scope("self_attn", function()
-      local function part(name) return linear { h, name, out = W, bias = true, part = heads(n) } end
-      local a = attention { q = part "q_proj", k = part "k_proj", v = part "v_proj", heads = n, dim = W // n, scale = (W // n) ^ -0.5 }
-      return linear { a, "out_proj", out = W, bias = true, part = row }
-    end)
-    x = x + h
-    h = linear { layer_norm { x, "layer_norm2", eps = eps }, "mlp.fc1", out = I, bias = true, part = col }
-    return x + linear { act { h, fn = fn }, "mlp.fc2", out = W, bias = true, part = row }
-  end }
-  return layer_norm { x, "post_layernorm", eps = eps }
-end
-
 return {
   arch = { "SmolVLMForConditionalGeneration", "Idefics3ForConditionalGeneration" },
   model_type = { "smolvlm", "idefics3" },

@@ -37,8 +37,8 @@ const char *arch_origin_name(enum arch_origin o)
 
 size_t spec_arch_files(const struct arch_file **out)
 {
-    *out = arch_embedded + 1; /* the first is the prelude */
-    return arch_embedded_n - 1;
+    *out = arch_embedded + ARCH_N_SHARED;
+    return arch_embedded_n - ARCH_N_SHARED;
 }
 
 /* What spec_open() works on. `done`: a finding says why there is no description. */
@@ -54,7 +54,15 @@ struct opening {
 
 /* ---- scripts ---- */
 
-/* Prelude and file in a sandbox of their own. */
+static int load_shared(struct script *s, struct err *e)
+{
+    int rc = ERR_OK;
+    for (size_t i = 0; !rc && i < ARCH_N_SHARED; i++)
+        rc = script_load(s, arch_embedded[i].name, arch_embedded[i].text, arch_embedded[i].n, NULL, e);
+    return rc;
+}
+
+/* Prelude, blocks and file in a sandbox of their own. */
 static int load_arch(const struct opening *x, const struct arch_file *file, struct script **out,
                      struct err *e)
 {
@@ -64,7 +72,7 @@ static int load_arch(const struct opening *x, const struct arch_file *file, stru
     struct script *s = NULL;
     int rc = script_open(&s, &l, e);
     if (!rc)
-        rc = script_load(s, "prelude.lua", arch_embedded[0].text, arch_embedded[0].n, NULL, e);
+        rc = load_shared(s, e);
     if (!rc)
         rc = script_load_guest(s, file->name, file->text, file->n, "arch_file", e);
     if (rc) {
@@ -203,7 +211,7 @@ static int choose_among_shipped(struct opening *x, struct err *e)
     struct script *all = NULL;
     int rc = script_open(&all, NULL, e);
     if (!rc)
-        rc = script_load(all, "prelude.lua", arch_embedded[0].text, arch_embedded[0].n, NULL, e);
+        rc = load_shared(all, e);
     if (!rc)
         rc = choose_shipped(x, all, e);
     script_close(all);
@@ -302,8 +310,10 @@ static int hash_arch(struct opening *x, struct err *e)
     int rc = sha256_begin(&h, e);
     if (rc)
         return rc;
-    if ((rc = sha256_update(h, x->file.text, x->file.n)) != 0 ||
-        (rc = sha256_update(h, arch_embedded[0].text, arch_embedded[0].n)) != 0) {
+    rc = sha256_update(h, x->file.text, x->file.n);
+    for (size_t i = 0; !rc && i < ARCH_N_SHARED; i++)
+        rc = sha256_update(h, arch_embedded[i].text, arch_embedded[i].n);
+    if (rc) {
         sha256_abort(h);
         return err_set(e, rc, "cannot hash the architecture file");
     }

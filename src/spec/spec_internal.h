@@ -7,7 +7,8 @@
 
 #include "spec/spec.h"
 
-/* Generated at build from arch/: the prelude first, then the architecture files. */
+/* Generated at build from arch/: the shared files first, then the architecture files. */
+#define ARCH_N_SHARED 2 /* prelude.lua and blocks.lua stand first */
 extern const struct arch_file arch_embedded[];
 extern const size_t arch_embedded_n;
 

@@ -1,0 +1,86 @@
+-- SPDX-License-Identifier: Apache-2.0
+--
+-- Blocks that several families share, written with the API of prelude.lua and nothing else. Loaded after it, with the same trust; part of
+-- what the SHA-256 of an architecture covers.
+
+-- The usual block: q, k, v and o projections, a norm over each head of q and k (qk_norm = eps), rotation (pos), grouped-query attention.
+-- o_bias: bias of o; out: its width (as the input); gate: each head of q_proj is followed by as many values whose sigmoid multiplies
+-- the output. Further fields go to attention.
+function gqa(a)
+  local x, n, kv, dim = a[1], a.heads, a.kv_heads or a.heads, a.dim
+  local q, g = linear { x, "q_proj", out = (a.gate and 2 or 1) * n * dim, part = heads(n), bias = a.bias }, nil
+  if a.gate then q, g = split { q, sizes = { dim, dim }, groups = n } end
+  local k = linear { x, "k_proj", out = kv * dim, part = heads(kv), bias = a.bias }
+  local v = linear { x, "v_proj", out = kv * (a.v_dim or dim), part = heads(kv), bias = a.bias }
+  if a.qk_norm then
+    q = rms_norm { q, "q_norm", dim = dim, eps = a.qk_norm, plus_one = a.plus_one }
+    k = rms_norm { k, "k_norm", dim = dim, eps = a.qk_norm, plus_one = a.plus_one }
+  end
+  if a.pos then q, k = apply_rope { q, "q_rope", pos = a.pos, dim = dim }, apply_rope { k, "k_rope", pos = a.pos, dim = dim } end
+  local o = attention { q = q, k = k, v = v, heads = n, kv_heads = kv, dim = dim, v_dim = a.v_dim, scale = a.scale or dim ^ -0.5, window = a.window,
+    sinks = a.sinks, softcap = a.softcap, chunk = a.chunk, bidirectional = a.bidirectional, index = a.index }
+  if g then o = o * act { g, name = "gate", fn = "sigmoid" } end
+  return linear { o, "o_proj", out = a.out or x.dim, part = row, bias = a.o_bias }
+end
+
+-- The usual gated MLP: gate_proj, up_proj, down_proj.
+function gated_mlp(a)
+  local x = a[1]
+  local g = linear { x, "gate_proj", out = a.inter, part = col, bias = a.bias }
+  local u = linear { x, "up_proj", out = a.inter, part = col, bias = a.bias }
+  return linear { glu { g, u, fn = a.fn or "silu", p = a.p }, "down_proj", out = a.out or x.dim, part = row, bias = a.bias }
+end
+
+-- CLIP and SigLIP. o.cls: a class row before the patches, and a norm before the blocks. Called inside a tower.
+function clip_tower(v, o)
+  local W, n, p = v:count("hidden_size", 768), v:count("num_attention_heads", 12), v:count("patch_size", 16)
+  local I, fn, eps = v:count("intermediate_size", 3072), v:text("hidden_act", o.fn), v:num("layer_norm_eps", o.eps)
+  local side = v:count("image_size", 224) // p
+  local x = conv { input "patches", "embeddings.patch_embedding", shape = { W, v:count("num_channels", 3), p, p }, bias = not o.cls }
+  table { "embeddings.position_embedding", shape = { side * side + (o.cls and 1 or 0), W } }
+  if o.cls then
+    param { "embeddings.class_embedding", shape = { W } }
+    x = layer_norm { x, "pre_layrnorm", eps = eps }                                      -- so spelt in every checkpoint
+  end
+  x = layers { x, n = v:count("num_hidden_layers", 12), at = "encoder.layers.%d", each = function(x)
+    local h = layer_norm { x, "layer_norm1", eps = eps }
+    h = scope("self_attn", function()
+      local function part(name) return linear { h, name, out = W, bias = true, part = heads(n) } end
+      local a = attention { q = part "q_proj", k = part "k_proj", v = part "v_proj", heads = n, dim = W // n, scale = (W // n) ^ -0.5 }
+      return linear { a, "out_proj", out = W, bias = true, part = row }
+    end)
+    x = x + h
+    h = linear { layer_norm { x, "layer_norm2", eps = eps }, "mlp.fc1", out = I, bias = true, part = col }
+    return x + linear { act { h, fn = fn }, "mlp.fc2", out = W, bias = true, part = row }
+  end }
+  return layer_norm { x, "post_layernorm", eps = eps }
+end
+
+-- Qwen3-VL's tower: learned positions and a rotation; groups of merge x merge patches become one row. Called inside a tower.
+function qwen3_vision(v)
+  local W, n, p, out = v:count "hidden_size", v:count "num_heads", v:count "patch_size", v:count "out_hidden_size"
+  local fn, merge = v:text "hidden_act", v:count "spatial_merge_size"
+  local M = W * merge * merge
+  local pos = rope { dim = W // n, theta = 10000 }                                       -- half of the angles from h, half from w
+  local x = conv { input "patches", "patch_embed.proj", shape = { W, v:count("in_channels", 3), v:count "temporal_patch_size", p, p }, bias = true }
+  table { "pos_embed", shape = { v:count "num_position_embeddings", W } }
+  local function merger(x, norm_after)
+    local h = norm_after and reshape { x, dim = M } or layer_norm { x, "norm", eps = 1e-6 }
+    h = norm_after and layer_norm { h, "norm", eps = 1e-6 } or reshape { h, dim = M }
+    h = act { linear { h, "linear_fc1", out = M, bias = true, part = col }, fn = "gelu_erf" }
+    return linear { h, "linear_fc2", out = out, bias = true, part = row }
+  end
+  local tap = {}
+  for k, i in ipairs(v:list("deepstack_visual_indexes", nil, {})) do tap[i] = k - 1 end  -- added to the first layers of the text
+  x = layers { x, n = v:count "depth", at = "blocks.%d", each = function(x)
+    local qkv = linear { layer_norm { x, "norm1", eps = 1e-6 }, "attn.qkv", out = 3 * W, bias = true, part = heads(n), pieces = { W, W, W } }
+    local q, k, val = split { qkv, sizes = { W, W, W } }
+    q, k = apply_rope { q, pos = pos }, apply_rope { k, pos = pos }
+    local o = attention { q = q, k = k, v = val, heads = n, dim = W // n, scale = (W // n) ^ -0.5 }
+    x = x + linear { o, "attn.proj", out = W, bias = true, part = row }
+    local h = linear { layer_norm { x, "norm2", eps = 1e-6 }, "mlp.linear_fc1", out = v:count "intermediate_size", bias = true, part = col }
+    return x + linear { act { h, fn = fn }, "mlp.linear_fc2", out = W, bias = true, part = row }
+  end }
+  for _, k in pairs(tap) do scope("deepstack_merger_list." .. k, function() return merger(x, true) end) end
+  return scope("merger", function() return merger(x, false) end)
+end
