@@ -40,11 +40,16 @@ static void text_cell(struct strbuf *b, const char *class, const char *text)
     strbuf_puts(b, "</td>");
 }
 
-static void passed_cell(struct strbuf *b, bool passed)
+static void badge_cell(struct strbuf *b, const char *state)
 {
     strbuf_puts(b, "<td>");
-    html_badge(b, passed ? "passed" : "failed");
+    html_badge(b, state);
     strbuf_puts(b, "</td>");
+}
+
+static void passed_cell(struct strbuf *b, bool passed)
+{
+    badge_cell(b, passed ? "passed" : "failed");
 }
 
 typedef void (*number_fn)(struct strbuf *b, double v);
@@ -130,7 +135,7 @@ void section_operators(struct strbuf *b, const struct report *r)
             strbuf_puts(b, "<tr>");
             text_cell(b, "key", fact_text(op, "op"));
             text_cell(b, "mono", fact_text(op, "types"));
-            passed_cell(b, fact_true(op, "supported"));
+            badge_cell(b, fact_true(op, "supported") ? "yes" : "no"); /* support is no proof */
             text_cell(b, "", fact_text(op, "reason"));
             number_cell(b, html_count, op, "count");
             strbuf_puts(b, "</tr>\n");
