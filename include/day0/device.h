@@ -168,6 +168,12 @@ enum d0_attr_key {
 #include "day0/ops.def"
 #undef OP
 #undef ATTR
+    D0_N_ATTRS = 1 /* one past the largest key */
+#define OP(id, NAME, ...)
+#define ATTR(id, NAME, ...) +1
+#include "day0/ops.def"
+#undef OP
+#undef ATTR
 };
 
 /* ---- the device --------------------------------------------------------------------------------- */

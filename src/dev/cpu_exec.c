@@ -19,9 +19,9 @@ struct cpu_node {
     const struct kern_variant *variant;
     struct kern_args args;       /* all that does not change from run to run */
     struct d0_value rows, first; /* dims only: of out[0] (or in[0]) and of in[0] */
+    int state[2];                /* input that is written in place, or -1 */
     uint32_t n_inputs, n_outputs;
     uint32_t inputs[D0_MAX_NODE_INPUTS], outputs[D0_MAX_NODE_OUTPUTS];
-    bool has_state;
 };
 
 struct cpu_slot {
@@ -88,6 +88,15 @@ int cpu_supports(struct d0_device *d, const struct d0_part *p, uint32_t node, ch
 
 static void fill_attributes(struct kern_args *a, const struct d0_node *n)
 {
+    for (uint32_t i = 0; i < n->n_attrs; i++) {
+        const struct d0_attr *t = &n->attrs[i];
+        if (t->key >= D0_N_ATTRS)
+            continue;
+        if (t->is_float)
+            a->attr[t->key].f = t->v.f;
+        else
+            a->attr[t->key].i = t->v.i;
+    }
     a->dim = part_attr_i(n, D0_ATTR_DIM, 0);
     a->v_dim = part_attr_i(n, D0_ATTR_V_DIM, 0);
     a->v_dim = a->v_dim ? a->v_dim : a->dim;
@@ -132,6 +141,22 @@ static void fill_sizes(struct kern_args *a, const struct cpu_node *n, const int6
     a->source_rows = rows_of(&n->first, dims);
 }
 
+static void dims_of(const struct d0_value *v, const int64_t dims[D0_N_DIMS], int64_t out[D0_MAX_DIMS])
+{
+    for (uint32_t i = 0; i < D0_MAX_DIMS; i++)
+        out[i] = i < v->n_dims ? part_dim(v->dims[i], dims) : 1;
+}
+
+static void fill_dims(const struct d0_exec *x, const struct cpu_node *n, struct kern_args *a,
+                      const int64_t dims[D0_N_DIMS])
+{
+    for (uint32_t i = 0; i < n->n_inputs; i++)
+        if (n->inputs[i] != D0_NO_VALUE)
+            dims_of(&x->slots[n->inputs[i]].value, dims, a->in_dims[i]);
+    for (uint32_t i = 0; i < n->n_outputs; i++)
+        dims_of(&x->slots[n->outputs[i]].value, dims, a->out_dims[i]);
+}
+
 static void compile_node(struct d0_exec *x, const struct d0_part *p, uint32_t i)
 {
     const struct d0_node *n = &p->nodes[i];
@@ -154,9 +179,8 @@ static void compile_node(struct d0_exec *x, const struct d0_part *p, uint32_t i)
         c->args.dim = c->first.dims[1];
     if (n->op == D0_OP_ROPE)
         c->args.table_width = p->values[n->inputs[1]].dims[1];
-    if (n->op == D0_OP_ROPE)
-        c->args.table_width = p->values[n->inputs[1]].dims[1];
-    c->has_state = n->op == D0_OP_KV_STORE;
+    for (unsigned s = 0; s < 2; s++)
+        c->state[s] = kern_state_input(n->op, s);
     if (n->op == D0_OP_KV_STORE || n->op == D0_OP_ATTENTION) {
         const struct d0_value *pages = &p->values[n->inputs[n->op == D0_OP_KV_STORE ? 2 : 1]];
         c->args.pages = pages->dims[0];
@@ -164,6 +188,7 @@ static void compile_node(struct d0_exec *x, const struct d0_part *p, uint32_t i)
     }
     struct kern_args largest = c->args;
     fill_sizes(&largest, c, x->max_dims);
+    fill_dims(x, c, &largest, x->max_dims);
     size_t scratch = c->variant->scratch ? c->variant->scratch(&largest) : 0;
     x->kernel_bytes = scratch > x->kernel_bytes ? scratch : x->kernel_bytes;
 }
@@ -287,6 +312,13 @@ static double work_of(const struct cpu_node *n, const struct kern_args *a)
     switch (n->variant->op) {
     case D0_OP_LINEAR:
         return rows * (double)a->k * (double)a->n;
+    case D0_OP_EXPERTS:
+        return rows * (double)a->k * (double)a->attr[D0_ATTR_INTER].i;
+    case D0_OP_MLA:
+    case D0_OP_DELTA_RULE:
+    case D0_OP_POOL_ATTENTION:
+    case D0_OP_INDEX_TOPK:
+        return rows * (double)a->k * SMALL_WORK; /* grows with the context or the state: always worth it */
     case D0_OP_ATTENTION:
         return rows * (double)a->k * (double)a->table * (double)a->page_tokens;
     case D0_OP_EMBED:
@@ -306,11 +338,11 @@ static int run_node(struct d0_exec *x, const struct cpu_node *n, struct launch *
         a->in[i] = n->inputs[i] == D0_NO_VALUE ? NULL : x->slots[n->inputs[i]].address;
     for (uint32_t i = 0; i < n->n_outputs; i++)
         a->out[i] = x->slots[n->outputs[i]].address;
-    if (n->has_state) {
-        a->state[0] = x->slots[n->inputs[2]].address;
-        a->state[1] = x->slots[n->inputs[3]].address;
-    }
+    for (unsigned s = 0; s < 2; s++)
+        if (n->state[s] >= 0)
+            a->state[s] = x->slots[n->inputs[n->state[s]]].address;
     fill_sizes(a, n, x->dims);
+    fill_dims(x, n, a, x->dims);
     size_t items = n->variant->items(a);
     if (items == 0)
         return D0_OK;

@@ -119,6 +119,21 @@ int kern_dtype_input(uint32_t op)
     }
 }
 
+int kern_state_input(uint32_t op, unsigned s)
+{
+    static const struct {
+        uint32_t op;
+        int inputs[2];
+    } table[] = {
+        {D0_OP_KV_STORE, {2, 3}},    {D0_OP_LATENT_STORE, {1, -1}}, {D0_OP_SHORT_CONV, {2, -1}},
+        {D0_OP_DELTA_RULE, {7, -1}}, {D0_OP_POOL_KV, {5, 6}},
+    };
+    for (size_t i = 0; i < ARRAY_LEN(table); i++)
+        if (table[i].op == op && s < 2)
+            return table[i].inputs[s];
+    return -1;
+}
+
 size_t kern_items_rows(const struct kern_args *a)
 {
     return (size_t)a->n_rows;

@@ -24,8 +24,14 @@ enum kern_isa kern_isa_best(void);
 struct kern_args {
     const void *in[D0_MAX_NODE_INPUTS]; /* NULL where an optional input is absent */
     void *out[D0_MAX_NODE_OUTPUTS];
-    void *state[2]; /* KV_STORE: k_pages, v_pages, writable (also in in[2], in[3]) */
+    void *state[2]; /* writable; the inputs that kern_state_input() names */
     uint32_t in_dtype[D0_MAX_NODE_INPUTS];
+    int64_t in_dims[D0_MAX_NODE_INPUTS][D0_MAX_DIMS]; /* of this step; 1 past the last one, 0 where absent */
+    int64_t out_dims[D0_MAX_NODE_OUTPUTS][D0_MAX_DIMS];
+    union kern_attr {
+        int64_t i;
+        double f;
+    } attr[D0_N_ATTRS]; /* by enum d0_attr_key; 0 where the node has none. The fields below are older */
     int64_t tokens, seqs, rows, table; /* T, B, R, P of this step */
     int64_t n_rows;                    /* rows of out[0] (of in[0] where there is no output) */
     int64_t k;                         /* last dimension of in[0] */
@@ -59,6 +65,8 @@ struct kern_variant {
 const struct kern_variant *kern_pick(uint32_t op, uint32_t dtype, enum kern_isa isa);
 /* Which input's dtype selects the variant of an operator: index into in[], or -1. */
 int kern_dtype_input(uint32_t op);
+/* Index into in[] of the operator's state `s` (0, 1), or -1. */
+int kern_state_input(uint32_t op, unsigned s);
 /* All variants, for listings and the checker. */
 size_t kern_n_variants(void);
 const struct kern_variant *kern_variant_at(size_t i); /* NULL past the end */

@@ -39,10 +39,11 @@ struct kc_case {
     bool large;         /* one shape of useful size, to be timed, not judged */
     struct kern_args a; /* sizes, attributes and types; addresses come with the run */
     struct kc_array in[D0_MAX_NODE_INPUTS];
-    struct kc_array out;             /* only bytes and row_bytes */
-    struct kc_array state[2];        /* KV_STORE: contents before */
+    struct kc_array out[2];          /* only bytes and row_bytes; the second: bytes 0 where there is none */
+    bool out_ints[2];                /* int32, compared for equality; else float32 */
+    struct kc_array state[2];        /* contents before; see kern_state_input() */
     float *wide[D0_MAX_NODE_INPUTS]; /* inputs of float types, widened: from kc_judge_begin on */
-    double *want, *scale;            /* [elements of out]: the definition in float64, its natural scale */
+    double *want[2], *scale[2];      /* [elements of out]: the definition in float64, its natural scale */
     void *want_state[2];
     double flops, moved; /* of the large shape */
     char shape[192];
@@ -76,16 +77,22 @@ size_t kc_width(uint32_t dtype);
 /* Fill input i with n values of the class, row_elements (0: shared) to a batch row. */
 void kc_fill(struct kc_case *c, unsigned i, uint32_t dtype, int64_t n, int64_t row_elements);
 int32_t *kc_ints(struct kc_case *c, unsigned i, int64_t n, int64_t row_elements); /* zeroes */
-void kc_output(struct kc_case *c, int64_t rows, int64_t row_elements);
+void kc_output(struct kc_case *c, int64_t rows, int64_t row_elements);            /* the first, float32 */
+/* Output o of this type; also out_dims of the arguments. Leaves n_rows and n alone but for o == 0. */
+void kc_output_of(struct kc_case *c, unsigned o, bool ints, int64_t rows, int64_t row_elements);
+/* The first n_dims (<= 4) sizes of input i in the arguments; 1 past them. */
+void kc_dims(struct kc_case *c, unsigned i, unsigned n_dims, const int64_t *dims);
+/* Memory of a state before the run: zeroes. The operator's input of that state is set to it. */
+void *kc_state(struct kc_case *c, unsigned s, size_t bytes);
 double kc_at(const struct kc_case *c, unsigned i, size_t element); /* of input i, once judging began */
-void kc_judge_begin(struct kc_case *c); /* room for want and scale; inputs widened */
-size_t kc_outputs(const struct kc_case *c);
+void kc_judge_begin(struct kc_case *c);                 /* room for want and scale; inputs widened */
+size_t kc_outputs(const struct kc_case *c, unsigned o); /* elements of output o */
 
 /* ---- kc_memory.c: guarded memory and guarded calls ---- */
 struct kc_memory;
 struct kc_placed {
     struct kern_args a;
-    size_t out_bytes, state_bytes[2];
+    size_t out_bytes[2], state_bytes[2];
 };
 struct kc_memory *kc_memory_open(void);
 void kc_memory_close(struct kc_memory *m);

@@ -45,7 +45,7 @@ void kc_bench(const struct kern_variant *v, FILE *out)
         if (c.a.state[s])
             c.a.in[2 + s] = c.a.state[s];
     }
-    c.a.out[0] = arena_alloc(&arena, c.out.bytes);
+    c.a.out[0] = arena_alloc(&arena, c.out[0].bytes);
     const struct kern_variant *ref = kern_pick(v->op, v->dtype ? v->dtype : D0_F32, KERN_REF);
     double ns = best_of(v, c.a), ref_ns = v == ref ? ns : best_of(ref, c.a);
     char flops[32] = "";

@@ -72,13 +72,13 @@ void kc_case_make(struct kc_checker *k, uint32_t op, uint32_t dtype, unsigned in
 
 /* What one run left behind. */
 struct image {
-    unsigned char *bytes; /* out, then the two states */
+    unsigned char *bytes; /* the two outputs, then the two states */
     size_t n;
 };
 
 static size_t image_bytes(const struct kc_placed *p)
 {
-    return p->out_bytes + p->state_bytes[0] + p->state_bytes[1];
+    return p->out_bytes[0] + p->out_bytes[1] + p->state_bytes[0] + p->state_bytes[1];
 }
 
 static struct image image_take(struct kc_checker *k, const struct kc_placed *p)
@@ -86,8 +86,9 @@ static struct image image_take(struct kc_checker *k, const struct kc_placed *p)
     struct image i = {arena_alloc(&k->arena, image_bytes(p)), image_bytes(p)};
     if (!i.bytes)
         abort();
-    memcpy(i.bytes, p->a.out[0], p->out_bytes);
-    for (size_t s = 0, at = p->out_bytes; s < 2; at += p->state_bytes[s++])
+    memcpy(i.bytes, p->a.out[0], p->out_bytes[0]);
+    memcpy(i.bytes + p->out_bytes[0], p->a.out[1], p->out_bytes[1]);
+    for (size_t s = 0, at = p->out_bytes[0] + p->out_bytes[1]; s < 2; at += p->state_bytes[s++])
         if (p->state_bytes[s])
             memcpy(i.bytes + at, p->a.state[s], p->state_bytes[s]);
     return i;
@@ -109,7 +110,7 @@ static bool same_image(const struct kc_case *c, const struct image *a, const str
     for (size_t i = 0; i < a->n; i++)
         if (a->bytes[i] != b->bytes[i]) {
             *at = i / 4;
-            if (i >= c->out.bytes)
+            if (i >= c->out[0].bytes + c->out[1].bytes || c->out_ints[i >= c->out[0].bytes])
                 return false;
             float x, y;
             memcpy(&x, a->bytes + i / 4 * 4, 4);
@@ -132,18 +133,31 @@ static bool tidy(struct kc_checker *k, const struct kc_case *c, const struct kc_
     return r->ok;
 }
 
-static void judge_values(const struct kc_case *c, double tolerance, const float *got, const char *how,
-                         struct kc_verdict *r)
+static void judge_ints(const struct kc_case *c, unsigned o, const int32_t *got, const char *how,
+                       struct kc_verdict *r)
 {
-    for (size_t i = 0; i < kc_outputs(c) && r->ok; i++) {
-        double y = (double)got[i], w = c->want[i];
+    for (size_t i = 0; i < kc_outputs(c, o) && r->ok; i++)
+        if ((double)got[i] != c->want[o][i])
+            fail(r, "%s: element %zu of output %u is %d, must be %g", how, i, o, got[i], c->want[o][i]);
+}
+
+static void judge_values(const struct kc_case *c, double tolerance, unsigned o, const void *output,
+                         const char *how, struct kc_verdict *r)
+{
+    const float *got = output;
+    if (c->out_ints[o]) {
+        judge_ints(c, o, output, how, r);
+        return;
+    }
+    for (size_t i = 0; i < kc_outputs(c, o) && r->ok; i++) {
+        double y = (double)got[i], w = c->want[o][i];
         if (isnan(w) ? !isnan(y) : isinf(w) ? y != w : !isfinite(y)) {
             fail(r, "%s: element %zu is %g, must be %g", how, i, y, w);
             return;
         }
         if (!isfinite(w))
             continue;
-        double ulp = c->scale[i] > 0 ? fabs(y - w) / (0x1p-23 * c->scale[i]) : y == w ? 0 : INFINITY;
+        double ulp = c->scale[o][i] > 0 ? fabs(y - w) / (0x1p-23 * c->scale[o][i]) : y == w ? 0 : INFINITY;
         if (tolerance == 0 ? (float)w != got[i] : ulp > tolerance)
             fail(r, "%s: element %zu is %.9g, must be %.9g: %.1f ULP, allowed %g", how, i, y, w, ulp,
                  tolerance);
@@ -157,7 +171,7 @@ static void judge_state(const struct kc_case *c, const struct kc_placed *p, cons
 {
     for (unsigned s = 0; s < 2 && r->ok; s++)
         if (c->want_state[s] && memcmp(c->want_state[s], p->a.state[s], p->state_bytes[s]) != 0)
-            fail(r, "%s: the %s pages differ from the definition", how, s ? "v" : "k");
+            fail(r, "%s: state %u differs from the definition", how, s);
 }
 
 /* The whole in one call, at one end of guarded memory. */
@@ -173,7 +187,8 @@ static bool run_whole(struct kc_checker *k, const struct kern_variant *v, const 
     size_t items = v->items(&p.a);
     if (!tidy(k, c, &p, items ? kc_call(v, &p.a, 0, items, 0) : 0, 0, how, r))
         return false;
-    judge_values(c, kc_op_of(v->op)->tolerance, p.a.out[0], how, r);
+    for (unsigned o = 0; o < 2; o++)
+        judge_values(c, kc_op_of(v->op)->tolerance, o, p.a.out[o], how, r);
     judge_state(c, &p, how, r);
     *out = image_take(k, &p);
     return r->ok;
@@ -192,7 +207,13 @@ static void run_rows(struct kc_checker *k, const struct kern_variant *v, const s
         for (unsigned i = 0; i < D0_MAX_NODE_INPUTS; i++)
             if (a.in[i])
                 a.in[i] = (const unsigned char *)a.in[i] + (size_t)row * c->in[i].row_bytes;
-        a.out[0] = (unsigned char *)a.out[0] + (size_t)row * c->out.row_bytes;
+        for (unsigned o = 0; o < 2; o++) {
+            a.out[o] = (unsigned char *)a.out[o] + (size_t)row * c->out[o].row_bytes;
+            a.out_dims[o][0] = 1;
+        }
+        for (unsigned i = 0; i < D0_MAX_NODE_INPUTS; i++)
+            if (c->in[i].row_bytes)
+                a.in_dims[i][0] = 1;
         a.n_rows = 1;
         *(v->op == D0_OP_GATHER_ROWS ? &a.rows : &a.tokens) = 1;
         number = kc_call(v, &a, 0, v->items(&a), 0);

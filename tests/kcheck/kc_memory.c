@@ -17,10 +17,10 @@
 #define REGION_BYTES ((size_t)4 << 20)
 #define GUARD_BYTES  ((size_t)64 << 10)
 #define SLACK        ((size_t)4096) /* filled and watched beside the data */
-#define N_REGIONS    (D0_MAX_NODE_INPUTS + 4)
+#define N_REGIONS    (D0_MAX_NODE_INPUTS + 5)
 #define INPUT_FILL   0xFF /* NaN in every type */
 
-enum { REGION_OUT = D0_MAX_NODE_INPUTS, REGION_STATE, REGION_SCRATCH = REGION_STATE + 2 };
+enum { REGION_OUT = D0_MAX_NODE_INPUTS, REGION_STATE = REGION_OUT + 2, REGION_SCRATCH = REGION_STATE + 2 };
 
 struct region {
     unsigned char *begin, *end; /* accessible bytes */
@@ -129,7 +129,7 @@ static bool slack_is(const struct region *r, unsigned char fill)
 bool kc_place(struct kc_memory *m, const struct kc_case *c, const struct kern_variant *v, bool at_end,
               struct kc_placed *p)
 {
-    *p = (struct kc_placed){.a = c->a, .out_bytes = c->out.bytes};
+    *p = (struct kc_placed){.a = c->a};
     for (unsigned i = 0; i < D0_MAX_NODE_INPUTS; i++) {
         m->regions[i].data = NULL;
         if (!c->in[i].data)
@@ -140,10 +140,13 @@ bool kc_place(struct kc_memory *m, const struct kc_case *c, const struct kern_va
         memcpy(at, c->in[i].data, c->in[i].bytes);
         p->a.in[i] = at;
     }
-    p->a.out[0] = region_put(&m->regions[REGION_OUT], c->out.bytes, at_end, KC_FILL);
-    if (!p->a.out[0])
-        return false;
-    memset(p->a.out[0], KC_FILL, c->out.bytes);
+    for (unsigned o = 0; o < 2; o++) {
+        p->a.out[o] = region_put(&m->regions[REGION_OUT + o], c->out[o].bytes, at_end, KC_FILL);
+        if (!p->a.out[o])
+            return false;
+        memset(p->a.out[o], KC_FILL, c->out[o].bytes);
+        p->out_bytes[o] = c->out[o].bytes;
+    }
     for (unsigned s = 0; s < 2; s++) {
         struct region *r = &m->regions[REGION_STATE + s];
         p->a.state[s] = region_put(r, c->state[s].bytes, at_end, KC_FILL);
@@ -151,7 +154,7 @@ bool kc_place(struct kc_memory *m, const struct kc_case *c, const struct kern_va
             return false;
         if (c->state[s].data) {
             memcpy(p->a.state[s], c->state[s].data, c->state[s].bytes);
-            p->a.in[2 + s] = p->a.state[s];
+            p->a.in[kern_state_input(v->op, s)] = p->a.state[s];
         }
         p->state_bytes[s] = c->state[s].bytes;
     }
@@ -185,11 +188,12 @@ const char *kc_touched(struct kc_memory *m, const struct kc_case *c, const struc
         if (c->in[i].data && (memcmp(m->regions[i].data, c->in[i].data, c->in[i].bytes) != 0 ||
                               !slack_is(&m->regions[i], INPUT_FILL)))
             return "an input was written";
-    if (!slack_is(&m->regions[REGION_OUT], KC_FILL))
-        return "written beside the output";
+    for (unsigned o = 0; o < 2; o++)
+        if (!slack_is(&m->regions[REGION_OUT + o], KC_FILL))
+            return "written beside the output";
     for (unsigned s = 0; s < 2; s++)
         if (!slack_is(&m->regions[REGION_STATE + s], KC_FILL))
-            return "written beside the pages";
+            return "written beside a state";
     if (!slack_is(&m->regions[REGION_SCRATCH], KC_FILL))
         return "written beside the scratch";
     for (unsigned t = 0; t < KC_THREADS; t++)

@@ -33,10 +33,15 @@ static size_t values_scratch(const struct kern_args *a)
     return (size_t)(a->v_dim ? a->v_dim : a->dim) * sizeof(double);
 }
 
-static size_t some_scratch(const struct kern_args *a)
+/* What the reference of LINEAR uses: one row of the weight; and one float more. */
+static size_t row_scratch(const struct kern_args *a)
 {
-    (void)a;
-    return 64;
+    return (size_t)a->k * sizeof(float);
+}
+
+static size_t more_scratch(const struct kern_args *a)
+{
+    return row_scratch(a) + sizeof(float);
 }
 
 static void ref(uint32_t op, const struct kern_args *a, size_t first, size_t last, unsigned thread)
@@ -170,8 +175,8 @@ static void old_scratch(const struct kern_args *a, size_t first, size_t last, un
     float *mine = (float *)((unsigned char *)a->scratch + thread * a->scratch_bytes);
     ref(D0_OP_LINEAR, a, first, last, thread);
     if (a->n_rows && first < last)
-        ((float *)a->out[0])[first] += mine[0] * 0x1p30f; /* never set */
-    mine[0] = 1;
+        ((float *)a->out[0])[first] += mine[a->k] * 0x1p30f; /* never set */
+    mine[a->k] = 1;
 }
 
 static void bad_instruction(const struct kern_args *a, size_t first, size_t last, unsigned thread)
@@ -378,22 +383,22 @@ static void rough_softmax(const struct kern_args *a, size_t first, size_t last, 
     }
 
 static const struct kc_planted planted[] = {
-    PLANTED(LINEAR, D0_F32, columns, NULL, over_read, "reads past the end of x"),
-    PLANTED(LINEAR, D0_F32, columns, NULL, under_read, "reads before x"),
-    PLANTED(LINEAR, D0_F32, columns, NULL, over_write, "writes past the end of out"),
-    PLANTED(LINEAR, D0_F32, columns, NULL, under_write, "writes before out"),
-    PLANTED(LINEAR, D0_F32, columns, NULL, input_write, "writes an input"),
-    PLANTED(LINEAR, D0_F32, columns, NULL, lost_tail, "drops K % 16"),
-    PLANTED(LINEAR, D0_F32, columns, NULL, lost_term, "drops one term in the last element only"),
-    PLANTED(LINEAR, D0_F32, columns, NULL, batch_sum, "sums in another order in large batches"),
-    PLANTED(LINEAR, D0_F32, columns, NULL, neighbour, "lets a NaN of the next row in"),
-    PLANTED(LINEAR, D0_F32, columns, NULL, half_inputs, "rounds x to BF16"),
-    PLANTED(LINEAR, D0_F32, columns, NULL, whole_range, "ignores its range of items"),
-    PLANTED(LINEAR, D0_F32, columns, NULL, thread_sum, "depends on the thread"),
-    PLANTED(LINEAR, D0_F32, columns, some_scratch, foreign_scratch, "writes another thread's scratch"),
-    PLANTED(LINEAR, D0_F32, columns, some_scratch, old_scratch, "reads scratch it never set"),
-    PLANTED(LINEAR, D0_F32, columns, NULL, bad_instruction, "an illegal instruction at K = 33"),
-    PLANTED(LINEAR, D0_F32, columns, NULL, double_bias, "adds the bias twice"),
+    PLANTED(LINEAR, D0_F32, columns, row_scratch, over_read, "reads past the end of x"),
+    PLANTED(LINEAR, D0_F32, columns, row_scratch, under_read, "reads before x"),
+    PLANTED(LINEAR, D0_F32, columns, row_scratch, over_write, "writes past the end of out"),
+    PLANTED(LINEAR, D0_F32, columns, row_scratch, under_write, "writes before out"),
+    PLANTED(LINEAR, D0_F32, columns, row_scratch, input_write, "writes an input"),
+    PLANTED(LINEAR, D0_F32, columns, row_scratch, lost_tail, "drops K % 16"),
+    PLANTED(LINEAR, D0_F32, columns, row_scratch, lost_term, "drops one term in the last element only"),
+    PLANTED(LINEAR, D0_F32, columns, row_scratch, batch_sum, "sums in another order in large batches"),
+    PLANTED(LINEAR, D0_F32, columns, row_scratch, neighbour, "lets a NaN of the next row in"),
+    PLANTED(LINEAR, D0_F32, columns, row_scratch, half_inputs, "rounds x to BF16"),
+    PLANTED(LINEAR, D0_F32, columns, row_scratch, whole_range, "ignores its range of items"),
+    PLANTED(LINEAR, D0_F32, columns, row_scratch, thread_sum, "depends on the thread"),
+    PLANTED(LINEAR, D0_F32, columns, more_scratch, foreign_scratch, "writes another thread's scratch"),
+    PLANTED(LINEAR, D0_F32, columns, more_scratch, old_scratch, "reads scratch it never set"),
+    PLANTED(LINEAR, D0_F32, columns, row_scratch, bad_instruction, "an illegal instruction at K = 33"),
+    PLANTED(LINEAR, D0_F32, columns, row_scratch, double_bias, "adds the bias twice"),
     PLANTED(RMS_NORM, 0, rows, NULL, rough_rsqrt, "an estimated reciprocal root"),
     PLANTED(RMS_NORM, 0, rows, NULL, no_eps, "forgets eps"),
     PLANTED(GLU, 0, elements, NULL, rough_silu, "an estimated exponential"),

@@ -44,10 +44,10 @@ void kc_judge_ROPE_TABLE(struct kc_case *c)
     size_t n = (size_t)c->a.n, half = n / 2;
     double factor = c->a.factor != 0 ? c->a.factor : 1;
     kc_judge_begin(c);
-    for (size_t i = 0; i < kc_outputs(c); i++) {
+    for (size_t i = 0; i < kc_outputs(c, 0); i++) {
         double angle = (double)((float)positions[i / n] * inv_freq[i % half]);
-        c->want[i] = factor * (i % n < half ? cos(angle) : sin(angle));
-        c->scale[i] = fabs(factor);
+        c->want[0][i] = factor * (i % n < half ? cos(angle) : sin(angle));
+        c->scale[0][i] = fabs(factor);
     }
 }
 
@@ -88,9 +88,9 @@ void kc_judge_ROPE(struct kc_case *c)
 {
     size_t k = (size_t)c->a.k, dim = (size_t)c->a.dim, width = (size_t)c->a.table_width, half = width / 2;
     kc_judge_begin(c);
-    for (size_t i = 0; i < kc_outputs(c); i++) {
+    for (size_t i = 0; i < kc_outputs(c, 0); i++) {
         size_t at = i % k % dim - (size_t)c->a.offset;
-        c->want[i] = kc_at(c, 0, i);
+        c->want[0][i] = kc_at(c, 0, i);
         if (i % k % dim < (size_t)c->a.offset || at >= width)
             continue; /* scale 0: passes through, bit-equal */
         bool second = c->a.style ? at % 2 : at >= half;
@@ -99,8 +99,8 @@ void kc_judge_ROPE(struct kc_case *c)
                                                                             : i + half;
         double cosine = kc_at(c, 1, i / k * width + pair), sine = kc_at(c, 1, i / k * width + half + pair);
         double x = kc_at(c, 0, i), y = kc_at(c, 0, partner);
-        c->want[i] = second ? x * cosine + y * sine : x * cosine - y * sine;
-        c->scale[i] = fmax(SCALE_FLOOR, fmax(fabs(x), fabs(y)));
+        c->want[0][i] = second ? x * cosine + y * sine : x * cosine - y * sine;
+        c->scale[0][i] = fmax(SCALE_FLOOR, fmax(fabs(x), fabs(y)));
     }
 }
 
@@ -349,6 +349,6 @@ void kc_judge_ATTENTION(struct kc_case *c)
     for (int64_t t = 0; t < c->a.tokens; t++)
         for (int64_t h = 0; h < c->a.heads; h++) {
             size_t at = (size_t)((t * c->a.heads + h) * v_dim);
-            judge_head(c, t, h, scores, c->want + at, c->scale + at);
+            judge_head(c, t, h, scores, c->want[0] + at, c->scale[0] + at);
         }
 }

@@ -66,11 +66,12 @@ static void judge_row_copy(struct kc_case *c, unsigned ints, unsigned rows, int6
 {
     const int32_t *at = c->in[ints].data;
     kc_judge_begin(c);
-    for (size_t i = 0; i < kc_outputs(c); i++) {
+    for (size_t i = 0; i < kc_outputs(c, 0); i++) {
         int32_t row = at[i / (size_t)c->a.n];
         bool good = row >= 0 && row < n_rows;
-        c->want[i] = good ? kc_at(c, rows, (size_t)row * (size_t)c->a.n + i % (size_t)c->a.n) : (double)NAN;
-        c->scale[i] = fabs(c->want[i]);
+        c->want[0][i] =
+            good ? kc_at(c, rows, (size_t)row * (size_t)c->a.n + i % (size_t)c->a.n) : (double)NAN;
+        c->scale[0][i] = fabs(c->want[0][i]);
     }
 }
 
@@ -164,7 +165,7 @@ void kc_judge_LINEAR(struct kc_case *c)
 {
     size_t n = (size_t)c->a.n, k = (size_t)c->a.k;
     kc_judge_begin(c);
-    for (size_t i = 0; i < kc_outputs(c); i++) {
+    for (size_t i = 0; i < kc_outputs(c, 0); i++) {
         double sum = 0, squares = 0;
         for (size_t j = 0; j < k; j++) {
             double term = kc_at(c, 0, i / n * k + j) * kc_at(c, 1, i % n * k + j);
@@ -172,8 +173,8 @@ void kc_judge_LINEAR(struct kc_case *c)
             squares += term * term;
         }
         double bias = c->in[2].data ? kc_at(c, 2, i % n) : 0;
-        c->want[i] = sum + bias;
-        c->scale[i] = fmax(SCALE_FLOOR, fmax(fabs(c->want[i]), 2 * sqrt(squares + bias * bias)));
+        c->want[0][i] = sum + bias;
+        c->scale[0][i] = fmax(SCALE_FLOOR, fmax(fabs(c->want[0][i]), 2 * sqrt(squares + bias * bias)));
     }
 }
 
@@ -214,16 +215,16 @@ void kc_judge_RMS_NORM(struct kc_case *c)
 {
     size_t d = (size_t)(c->a.dim ? c->a.dim : c->a.k);
     kc_judge_begin(c);
-    for (size_t g = 0; g < kc_outputs(c); g += d) {
+    for (size_t g = 0; g < kc_outputs(c, 0); g += d) {
         double squares = 0;
         for (size_t i = 0; i < d; i++)
             squares += kc_at(c, 0, g + i) * kc_at(c, 0, g + i);
         double inverse = 1 / sqrt(squares / (double)d + c->a.eps);
         for (size_t i = 0; i < d; i++) {
             double w = c->in[1].data ? kc_at(c, 1, i) : 1, x = kc_at(c, 0, g + i) * inverse;
-            c->want[g + i] = x * (w + (c->a.plus_one ? 1 : 0));
-            double scale = c->a.plus_one ? fabs(x) * fmax(1, fabs(w)) : fabs(c->want[g + i]);
-            c->scale[g + i] = fmax(SCALE_FLOOR, scale);
+            c->want[0][g + i] = x * (w + (c->a.plus_one ? 1 : 0));
+            double scale = c->a.plus_one ? fabs(x) * fmax(1, fabs(w)) : fabs(c->want[0][g + i]);
+            c->scale[0][g + i] = fmax(SCALE_FLOOR, scale);
         }
     }
 }
@@ -254,9 +255,9 @@ void kc_make_ADD(struct kc_case *c, unsigned index)
 void kc_judge_ADD(struct kc_case *c)
 {
     kc_judge_begin(c);
-    for (size_t i = 0; i < kc_outputs(c); i++) {
-        c->want[i] = (double)(float)(kc_at(c, 0, i) + kc_at(c, 1, i));
-        c->scale[i] = fabs(c->want[i]);
+    for (size_t i = 0; i < kc_outputs(c, 0); i++) {
+        c->want[0][i] = (double)(float)(kc_at(c, 0, i) + kc_at(c, 1, i));
+        c->scale[0][i] = fabs(c->want[0][i]);
     }
 }
 
@@ -274,9 +275,9 @@ void kc_make_GLU(struct kc_case *c, unsigned index)
 void kc_judge_GLU(struct kc_case *c)
 {
     kc_judge_begin(c);
-    for (size_t i = 0; i < kc_outputs(c); i++) {
+    for (size_t i = 0; i < kc_outputs(c, 0); i++) {
         double g = kc_at(c, 0, i), up = kc_at(c, 1, i);
-        c->want[i] = g / (1 + exp(-g)) * up;
-        c->scale[i] = fmax(fabs(c->want[i]), SCALE_FLOOR * fmax(1, fabs(up)));
+        c->want[0][i] = g / (1 + exp(-g)) * up;
+        c->scale[0][i] = fmax(fabs(c->want[0][i]), SCALE_FLOOR * fmax(1, fabs(up)));
     }
 }

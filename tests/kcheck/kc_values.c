@@ -80,12 +80,38 @@ int32_t *kc_ints(struct kc_case *c, unsigned i, int64_t n, int64_t row_elements)
     return p;
 }
 
+void kc_output_of(struct kc_case *c, unsigned o, bool ints, int64_t rows, int64_t row_elements)
+{
+    _Static_assert(sizeof(float) == sizeof(int32_t), "both types of outputs have four bytes");
+    c->out[o] = (struct kc_array){NULL, (size_t)(rows * row_elements) * sizeof(float),
+                                  (size_t)row_elements * sizeof(float)};
+    c->out_ints[o] = ints;
+    memcpy(c->a.out_dims[o], ((int64_t[]){rows, row_elements, 1, 1}), sizeof c->a.out_dims[o]);
+    if (o == 0) {
+        c->a.n_rows = rows;
+        c->a.n = row_elements;
+    }
+}
+
 void kc_output(struct kc_case *c, int64_t rows, int64_t row_elements)
 {
-    c->out = (struct kc_array){NULL, (size_t)(rows * row_elements) * sizeof(float),
-                               (size_t)row_elements * sizeof(float)};
-    c->a.n_rows = rows;
-    c->a.n = row_elements;
+    kc_output_of(c, 0, false, rows, row_elements);
+}
+
+void kc_dims(struct kc_case *c, unsigned i, unsigned n_dims, const int64_t *dims)
+{
+    for (unsigned k = 0; k < D0_MAX_DIMS; k++)
+        c->a.in_dims[i][k] = k < n_dims ? dims[k] : 1;
+}
+
+void *kc_state(struct kc_case *c, unsigned s, size_t bytes)
+{
+    void *p = arena_alloc(c->arena, bytes);
+    if (!p)
+        abort();
+    memset(p, 0, bytes);
+    c->state[s] = (struct kc_array){p, bytes, 0};
+    return p;
 }
 
 double kc_at(const struct kc_case *c, unsigned i, size_t element)
@@ -93,17 +119,19 @@ double kc_at(const struct kc_case *c, unsigned i, size_t element)
     return (double)c->wide[i][element];
 }
 
-size_t kc_outputs(const struct kc_case *c)
+size_t kc_outputs(const struct kc_case *c, unsigned o)
 {
-    return c->out.bytes / sizeof(float);
+    return c->out[o].bytes / sizeof(float);
 }
 
 void kc_judge_begin(struct kc_case *c)
 {
-    c->want = arena_alloc_n(c->arena, kc_outputs(c), sizeof *c->want);
-    c->scale = arena_alloc_n(c->arena, kc_outputs(c), sizeof *c->scale);
-    if (!c->want || !c->scale)
-        abort();
+    for (unsigned o = 0; o < 2; o++) {
+        c->want[o] = arena_alloc_n(c->arena, kc_outputs(c, o) + 1, sizeof *c->want[o]);
+        c->scale[o] = arena_alloc_n(c->arena, kc_outputs(c, o) + 1, sizeof *c->scale[o]);
+        if (!c->want[o] || !c->scale[o])
+            abort();
+    }
     for (unsigned i = 0; i < D0_MAX_NODE_INPUTS; i++) {
         if (!dtype_is_float(c->a.in_dtype[i]) || !c->in[i].data)
             continue;

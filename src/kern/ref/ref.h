@@ -24,6 +24,10 @@ static inline float ref_load(const unsigned char *p, uint32_t dtype, size_t i)
     return dtype == D0_BF16 ? bf16_to_f32(half) : f16_to_f32(half);
 }
 
+/* Row `row` of weight input i, counted over all matrices of [..., N, K]: its K values, widened exactly.
+ * Whatever can be stored in another way than plainly is read through this. */
+void ref_row(const struct kern_args *a, unsigned i, size_t row, size_t k, float *out);
+
 /* Sum of part[0..n), n a power of two, by the binary tree of neighbouring pairs. Overwrites part. */
 float ref_tree_sum(float *part, size_t n);
 

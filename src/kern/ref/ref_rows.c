@@ -23,6 +23,12 @@ void ref_embed(const struct kern_args *a, size_t first, size_t last, unsigned th
     }
 }
 
+void ref_row(const struct kern_args *a, unsigned i, size_t row, size_t k, float *out)
+{
+    for (size_t j = 0; j < k; j++)
+        out[j] = ref_load(a->in[i], a->in_dtype[i], row * k + j);
+}
+
 float ref_tree_sum(float *part, size_t n)
 {
     for (size_t width = n; width > 1; width /= 2)
@@ -33,24 +39,25 @@ float ref_tree_sum(float *part, size_t n)
 
 void ref_linear(const struct kern_args *a, size_t first, size_t last, unsigned thread)
 {
-    (void)thread;
     const float *x = a->in[0];            /* [n_rows, k] */
-    const unsigned char *w = a->in[1];    /* [n, k] */
     const unsigned char *bias = a->in[2]; /* [n] or NULL */
     float *out = a->out[0];               /* [n_rows, n] */
     size_t k = (size_t)a->k, n_segments = a->segments > 1 ? (size_t)a->segments : 1, length = k / n_segments;
-    for (size_t t = 0; t < (size_t)a->n_rows; t++)
-        for (size_t j = first; j < last; j++) {
+    float *w = (float *)((unsigned char *)a->scratch + (size_t)thread * a->scratch_bytes); /* [k] */
+    for (size_t j = first; j < last; j++) {
+        ref_row(a, 1, j, k, w);
+        for (size_t t = 0; t < (size_t)a->n_rows; t++) {
             float part[64];
             for (size_t s = 0; s < n_segments; s++) {
                 double sum = 0;
                 for (size_t i = s * length; i < (s + 1) * length; i++)
-                    sum += (double)x[t * k + i] * (double)ref_load(w, a->in_dtype[1], j * k + i);
+                    sum += (double)x[t * k + i] * (double)w[i];
                 part[s] = (float)sum;
             }
             float y = ref_tree_sum(part, n_segments);
             out[t * (size_t)a->n + j] = bias ? y + ref_load(bias, a->in_dtype[2], j) : y;
         }
+    }
 }
 
 void ref_rms_norm(const struct kern_args *a, size_t first, size_t last, unsigned thread)

@@ -9,6 +9,11 @@ static size_t attention_scratch(const struct kern_args *a)
     return (size_t)(a->v_dim ? a->v_dim : a->dim) * sizeof(double);
 }
 
+static size_t row_scratch(const struct kern_args *a)
+{
+    return (size_t)a->k * sizeof(float);
+}
+
 #define BY_TYPE(OP, fn, items, grain, scratch)                                                               \
     {D0_OP_##OP, D0_F32, KERN_REF, #fn "_f32", fn, items, grain, scratch},                                   \
         {D0_OP_##OP, D0_BF16, KERN_REF, #fn "_bf16", fn, items, grain, scratch},                             \
@@ -18,7 +23,7 @@ static size_t attention_scratch(const struct kern_args *a)
 
 static const struct kern_variant variants[] = {
     BY_TYPE(EMBED, ref_embed, kern_items_rows, 1, NULL),
-    BY_TYPE(LINEAR, ref_linear, kern_items_columns, 8, NULL),
+    BY_TYPE(LINEAR, ref_linear, kern_items_columns, 8, row_scratch),
     {D0_OP_RMS_NORM, 0, KERN_REF, "ref_rms_norm", ref_rms_norm, kern_items_rows, 1, NULL},
     {D0_OP_ADD, 0, KERN_REF, "ref_add", ref_add, kern_items_elements, 4096, NULL},
     {D0_OP_ROPE_TABLE, 0, KERN_REF, "ref_rope_table", ref_rope_table, kern_items_rows, 8, NULL},
