@@ -76,6 +76,7 @@ enum d0_dtype {
     D0_C64 = 20,
     D0_F8_E4M3FNUZ = 21,
     D0_F8_E5M2FNUZ = 22,
+    D0_U4 = 23, /* two codes a byte, low nibble first, 0..15 */
 };
 
 /* ---- graph part --------------------------------------------------------------------------------- */
@@ -98,6 +99,29 @@ enum d0_value_kind {
     D0_VALUE_OUTPUT = 5,     /* as ACTIVATION, but readable by the host after the run */
 };
 
+/* A WEIGHT of matrices [..., N, K] that is stored as codes. All zero: plain values of the value's dtype. Else
+ * the value's memory is, for all matrices together and each part from the next multiple of 64 bytes on: codes
+ * [..., N, K] of dtype F8_E4M3, F8_E5M2, I8, U8, U4 or F4; every row begins at a whole byte scales  [...,
+ * ceil(N / group_n), ceil(K / group_k)] of scale_dtype zeros   the same shape, U8, with D0_FORMAT_ZEROS
+ *   global  F32 [...], with D0_FORMAT_GLOBAL
+ *   order   I32 [..., K], the group of each column, with D0_FORMAT_ORDER; else column k is of group k /
+ * group_k The weight is, in float32 and rounded after each operation: (code - zero) * scale,  zero = zeros of
+ * its block, or `bias`;  scale = scale of its block, times (D0_FORMAT_DIVIDE: over) the global one. */
+struct d0_format {
+    uint32_t scale_dtype;      /* F32, BF16, F16, F8_E4M3, F8_E8M0; 0: plain */
+    uint32_t group_n, group_k; /* rows and columns that share one scale; 0: all */
+    uint32_t flags;            /* enum d0_format_flag */
+    int32_t bias;              /* of integer codes without zeros */
+    uint32_t reserved;
+};
+
+enum d0_format_flag {
+    D0_FORMAT_ZEROS = 1,
+    D0_FORMAT_GLOBAL = 2,
+    D0_FORMAT_DIVIDE = 4,
+    D0_FORMAT_ORDER = 8,
+};
+
 struct d0_value {
     uint32_t kind;             /* enum d0_value_kind */
     uint32_t dtype;            /* enum d0_dtype */
@@ -105,6 +129,7 @@ struct d0_value {
     uint32_t role;             /* of an INPUT: enum d0_input_role; else 0 */
     int64_t dims[D0_MAX_DIMS]; /* > 0, or enum d0_dim */
     uint64_t offset;           /* ACTIVATION, OUTPUT: byte offset in scratch, a multiple of 64 */
+    struct d0_format format;   /* WEIGHT only */
 };
 
 /* What the host writes into each input. Sequence s owns a run of consecutive tokens. All int32. */

@@ -112,7 +112,7 @@ static int open_engine(struct session *s, const struct session_options *o, struc
     if (rc != ERR_OK)
         return rc;
     s->dev_open = true;
-    struct load_options load = {.progress = o->progress};
+    struct load_options load = {.spec = s->spec, .progress = o->progress};
     rc = weights_load(&s->weights, s->spec->graph, s->ckpt, &s->dev, &load, e);
     if (rc != ERR_OK)
         return rc;

@@ -29,6 +29,7 @@ struct cpu_slot {
     uint32_t kind, dtype;
     uint64_t bytes; /* for the largest step */
     struct d0_value value;
+    struct tensor_form form; /* of a weight stored as codes */
 };
 
 struct d0_exec {
@@ -168,8 +169,11 @@ static void compile_node(struct d0_exec *x, const struct d0_part *p, uint32_t i)
     memcpy(c->inputs, n->inputs, sizeof(c->inputs));
     memcpy(c->outputs, n->outputs, sizeof(c->outputs));
     for (uint32_t k = 0; k < n->n_inputs; k++)
-        if (n->inputs[k] != D0_NO_VALUE)
-            c->args.in_dtype[k] = p->values[n->inputs[k]].dtype;
+        if (n->inputs[k] != D0_NO_VALUE) {
+            const struct cpu_slot *s = &x->slots[n->inputs[k]];
+            c->args.in_dtype[k] = s->value.dtype;
+            c->args.in_form[k] = s->form.bytes ? &s->form : NULL;
+        }
     c->first = p->values[n->inputs[0]];
     c->rows = n->n_outputs ? p->values[n->outputs[0]] : c->first;
     fill_attributes(&c->args, n);
@@ -204,6 +208,7 @@ static int fill_slots(struct d0_exec *x, const struct d0_part *p, struct d0_stat
         s->value = p->values[i];
         s->kind = s->value.kind;
         part_value_bytes(&s->value, x->max_dims, &s->bytes);
+        (void)tensor_form_of(&s->value, &s->form); /* stays empty for what is plain */
         if (s->kind == D0_VALUE_ACTIVATION || s->kind == D0_VALUE_OUTPUT)
             s->address = x->scratch.data + s->value.offset;
         else

@@ -35,15 +35,7 @@ int64_t part_dim(int64_t dim, const int64_t dims[D0_N_DIMS])
 
 bool part_value_bytes(const struct d0_value *v, const int64_t dims[D0_N_DIMS], uint64_t *out)
 {
-    uint64_t n = 1;
-    for (uint32_t i = 0; i < v->n_dims; i++)
-        if (__builtin_mul_overflow(n, (uint64_t)part_dim(v->dims[i], dims), &n))
-            return false;
-    uint64_t bits;
-    if (__builtin_mul_overflow(n, (uint64_t)dtype_bits(v->dtype), &bits) || bits > UINT64_MAX - 7)
-        return false;
-    *out = (bits + 7) / 8;
-    return true;
+    return tensor_value_bytes(v, dims, out);
 }
 
 static const struct d0_attr *find_attr(const struct d0_node *n, uint32_t key)
@@ -78,9 +70,11 @@ static int check_value(const struct d0_part *p, uint32_t i, struct d0_status *st
     for (uint32_t k = 0; k < v->n_dims; k++)
         if (v->dims[k] == 0 || v->dims[k] < -D0_N_DIMS || v->dims[k] > MAX_EXTENT)
             return status_set(st, D0_E_INVALID, "value %u has dimension %lld", i, (long long)v->dims[k]);
+    if (v->format.scale_dtype && v->kind != D0_VALUE_WEIGHT)
+        return status_set(st, D0_E_INVALID, "value %u is no weight and stored as codes", i);
     uint64_t bytes;
     if (!part_value_bytes(v, p->max_dims, &bytes))
-        return status_set(st, D0_E_INVALID, "value %u is too large to address", i);
+        return status_set(st, D0_E_INVALID, "value %u is too large to address, or in no known format", i);
     if (v->kind != D0_VALUE_ACTIVATION && v->kind != D0_VALUE_OUTPUT)
         return D0_OK;
     if (v->offset % 64 || v->offset > p->scratch_bytes || bytes > p->scratch_bytes - v->offset)

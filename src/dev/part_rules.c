@@ -8,6 +8,8 @@
 #include <stdarg.h>
 #include <stdio.h>
 
+#include "tensor/tensor.h"
+
 bool rule_need(const struct rule *r, bool met, const char *fmt, ...)
 {
     if (met || r->bytes == 0)
@@ -65,6 +67,16 @@ bool rule_is_weight(const struct d0_value *v, int64_t a, int64_t b)
     return b > 0 ? v->n_dims == 2 && v->dims[0] == a && v->dims[1] == b : v->n_dims == 1 && v->dims[0] == a;
 }
 
+bool rule_is_stored(const struct d0_value *v, int64_t e, int64_t n, int64_t k)
+{
+    struct tensor_form form;
+    uint32_t lead = e > 0;
+    if (!v || v->kind != D0_VALUE_WEIGHT || v->n_dims != 2 + lead || (lead && v->dims[0] != e) || n <= 0 ||
+        k <= 0 || v->dims[lead] != n || v->dims[lead + 1] != k)
+        return false;
+    return v->format.scale_dtype ? tensor_form_of(v, &form) : rule_is_weight_type(v);
+}
+
 bool rule_same_shape(const struct d0_value *a, const struct d0_value *b)
 {
     return a->dims[0] == b->dims[0] && a->dims[1] == b->dims[1];
@@ -93,7 +105,8 @@ bool rule_LINEAR(const struct rule *r)
                           *o = rule_output(r, 0);
     return rule_need(r, rule_is_matrix(x) && rule_is_matrix(o) && x->dims[0] == o->dims[0],
                      "x and output must be f32 [T, .]") &&
-           rule_need(r, rule_is_weight(w, o->dims[1], x->dims[1]), "w must be f32, bf16 or f16 [N, K]") &&
+           rule_need(r, rule_is_stored(w, 0, o->dims[1], x->dims[1]),
+                     "w must be f32, bf16, f16 or codes [N, K]") &&
            rule_need(r, !bias || rule_is_weight(bias, o->dims[1], 0), "bias must be f32, bf16 or f16 [N]") &&
            segments_divide(r, x->dims[1]);
 }

@@ -30,6 +30,8 @@ bool rule_is_ints(const struct d0_value *v, int64_t n);                   /* int
 bool rule_is_weight_type(const struct d0_value *v);                       /* F32, BF16, F16 */
 /* [a], or [a, b] where b > 0; all sizes fixed */
 bool rule_is_weight(const struct d0_value *v, int64_t a, int64_t b);
+/* A weight [n, k], or [e, n, k] where e > 0, plain or stored as codes: what ref_row() reads. */
+bool rule_is_stored(const struct d0_value *v, int64_t e, int64_t n, int64_t k);
 /* State [pages, heads, page_tokens, dim] of as many pages, tokens and the type of `like`. */
 bool rule_is_pages(const struct d0_value *v, const struct d0_value *like, int64_t heads, int64_t dim);
 bool rule_same_shape(const struct d0_value *a, const struct d0_value *b);

@@ -54,6 +54,7 @@ struct graph_value_info {
     int32_t layer;       /* decoder layer or -1 */
     bool quantisable;
     uint8_t scheme;        /* weights: how the checkpoint stores it (spec/quant_schemes.def); 0: plainly */
+    uint32_t weight;       /* weights: number in the description plus one; 0: of no description */
     uint8_t state;         /* states: enum graph_state */
     uint64_t stored_bytes; /* weights: bytes of all its tensors in the checkpoint; 0: as the value says */
     bool probe;            /* keep: becomes an OUTPUT when probes are recorded */

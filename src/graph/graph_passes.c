@@ -16,18 +16,7 @@
 
 bool value_bytes(const struct d0_value *v, const int64_t dims[D0_N_DIMS], uint64_t *out)
 {
-    uint64_t n = 1, bits = dtype_bits(v->dtype);
-    for (uint32_t i = 0; i < v->n_dims && i < D0_MAX_DIMS; i++) {
-        int64_t d = v->dims[i];
-        if (d < 0)
-            d = d >= -D0_N_DIMS ? dims[-1 - d] : -1;
-        if (d < 0 || !mul_u64(n, (uint64_t)d, &n))
-            return false;
-    }
-    if (bits == 0 || !mul_u64(n, bits, &n) || !add_u64(n, 7, &n))
-        return false;
-    *out = n / 8;
-    return true;
+    return tensor_value_bytes(v, dims, out);
 }
 
 /* ---- segments ---- */

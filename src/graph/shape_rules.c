@@ -68,7 +68,7 @@ bool shape_want(const struct rule *r, uint32_t i, const char *name, uint32_t dty
 bool shape_want_stored(const struct rule *r, uint32_t i, const char *name, uint32_t n_dims)
 {
     const struct d0_value *v = shape_input(r, i);
-    if (v && (v->dtype == D0_U8 || v->dtype == D0_I8 || v->dtype == D0_I32))
+    if (v && (v->dtype == D0_U8 || v->dtype == D0_U4 || v->dtype == D0_I8 || v->dtype == D0_I32))
         return shape_want(r, i, name, v->dtype, n_dims);
     return shape_want(r, i, name, 0, n_dims);
 }

@@ -12,6 +12,7 @@
 #include "base/err.h"
 #include "base/mem.h"
 #include "day0/device.h"
+#include "tensor/tensor.h"
 
 enum kern_isa { KERN_REF, KERN_AVX2, KERN_AVX512, KERN_N_ISA };
 
@@ -27,6 +28,7 @@ struct kern_args {
     void *state[2]; /* writable; the inputs that kern_state_input() names */
     uint32_t in_dtype[D0_MAX_NODE_INPUTS];
     int64_t in_dims[D0_MAX_NODE_INPUTS][D0_MAX_DIMS]; /* of this step; 1 past the last one, 0 where absent */
+    const struct tensor_form *in_form[D0_MAX_NODE_INPUTS]; /* of a weight stored as codes; NULL: plain */
     int64_t out_dims[D0_MAX_NODE_OUTPUTS][D0_MAX_DIMS];
     union kern_attr {
         int64_t i;

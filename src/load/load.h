@@ -15,7 +15,8 @@ struct load_progress {
 };
 
 struct load_options {
-    uint64_t staging_bytes;         /* 0: 8 MiB */
+    const struct spec *spec; /* tells which tensors make up a weight; NULL: each is one, plainly stored */
+    uint64_t staging_bytes;  /* 0: 8 MiB */
     struct load_progress *progress; /* may be NULL */
     bool scan;                      /* count NaN, Inf and all-zero tensors while loading */
 };
@@ -36,5 +37,28 @@ struct weights {
 int weights_load(struct weights **out, const struct graph *g, struct ckpt *c, struct dev *d,
                  const struct load_options *o, struct err *e);
 void weights_free(struct weights *w);
+
+/* ---- one value, for whoever puts weights somewhere else ---- */
+
+/* Takes `n` bytes of the value from offset `at` on; they are the caller's only until it returns. */
+typedef int (*load_sink)(void *context, uint64_t at, const void *bytes, uint64_t n, struct err *e);
+
+struct load_reader {
+    const struct graph *g;
+    const struct spec *spec; /* as in load_options */
+    struct ckpt *c;
+    bool blind; /* sizes only: no byte is read, the sink gets what happens to lie in staging */
+    unsigned char
+        *staging; /* room for pieces; a scheme whose order differs takes more for one tensor at a time */
+    uint64_t staging_bytes;
+    load_sink sink;
+    void *context;
+    struct tensor_scan *scan; /* of the tensors of float types that were read; NULL: not wanted */
+    const char *not_finite;   /* first such tensor, when scanned */
+};
+/* What headers can show to be wrong, without reading: ERR_MISSING, ERR_MISMATCH. bytes: of the value. */
+int load_value_check(const struct load_reader *r, uint32_t value, uint64_t *bytes, struct err *e);
+/* Every byte of the value exactly once. Errors: those above, ERR_IO, ERR_NOMEM, the sink's own. */
+int load_value_read(struct load_reader *r, uint32_t value, struct err *e);
 
 #endif

@@ -8,15 +8,6 @@
 
 #include "spec/spec.h"
 
-enum quant_scheme {
-    QUANT_NONE = 0,
-#define SCHEME(id, NAME, ...) QUANT_##NAME = id,
-#define PART(...)
-#include "spec/quant_schemes.def"
-#undef SCHEME
-#undef PART
-};
-
 enum quant_shape {
     SHAPE_NK,
     SHAPE_NK2,
@@ -56,6 +47,10 @@ bool quant_part_name(const char *name, const char *suffix, char *buf, size_t byt
 bool quant_logical_name(const char *tensor, char *buf, size_t bytes);
 /* Dimensions of one part of one weight; false: they do not exist (ANY, or a shape that does not divide). */
 bool quant_part_dims(const struct spec_weight *w, enum quant_shape shape, uint32_t *n_dims, int64_t *dims);
+
+/* How the graph holds the codes of w: the type of the codes and d0_format, by the tensors present. false: no
+ * format of the device interface holds them (nothing computes with them). */
+bool quant_format(const struct spec_weight *w, const struct ckpt *c, uint32_t *dtype, struct d0_format *out);
 
 /* ---- what config.json says ---- */
 struct quant_rule {

@@ -214,6 +214,8 @@ static int read_method(struct quant_config *q, const struct json *c, struct aren
             .group_n = 1,
             .group_k =
                 number_at(c, "group_size", number_at(c, "q_group_size", json_get(c, "group_size") ? 0 : 128)),
+            .ordered = !awq && true_at(c, "desc_act"),
+            .plain_zeros = !awq && strcmp(text_at(c, "checkpoint_format"), "gptq_v2") == 0,
         };
     } else if (strcmp(method, "bitsandbytes") == 0 && true_at(c, "load_in_4bit")) {
         *only_rule(q) = (struct quant_form){.scheme = QUANT_BNB_NF4, .bits = 4, .group_n = 1, .group_k = 64};

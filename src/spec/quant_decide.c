@@ -233,6 +233,10 @@ void quant_decide(struct spec_weight *w, const struct ckpt *c, const struct quan
         bool bare = w->form.scheme == QUANT_FP8_TENSOR && part_of(c, name, "weight_scale") == NULL;
         if (bare && said && quant_code_dtype(said->scheme) == D0_F8_E4M3)
             w->form = *said;
+        if (w->form.scheme == QUANT_GPTQ && said && said->scheme == QUANT_GPTQ) {
+            w->form.ordered = said->ordered; /* tensors show neither */
+            w->form.plain_zeros = said->plain_zeros;
+        }
         if (w->quantisable)
             judge(w, said, ignored, q, hint, t);
     } else if (said) {

@@ -34,11 +34,22 @@ struct spec_options {
 enum spec_group { GROUP_TEXT, GROUP_VISION, GROUP_MTP };
 const char *spec_group_name(enum spec_group g); /* "text" "vision" "mtp" */
 
+/* Storage schemes: names, shapes and types of their tensors stand in spec/quant_schemes.def. */
+enum quant_scheme {
+    QUANT_NONE = 0,
+#define SCHEME(id, NAME, ...) QUANT_##NAME = id,
+#define PART(...)
+#include "spec/quant_schemes.def"
+#undef SCHEME
+#undef PART
+};
+
 /* How the checkpoint stores a weight. */
 struct quant_form {
     uint8_t scheme; /* id in spec/quant_schemes.def; 0: plainly */
     uint8_t bits;
     bool asymmetric, ordered, input_scale;
+    bool plain_zeros;          /* GPTQ: zero points as they are (version 2), not minus one */
     uint32_t group_n, group_k; /* block of rows and columns with one scale */
 };
 const char *spec_scheme_name(uint32_t scheme); /* "none" "fp8_block" ... */
@@ -149,6 +160,9 @@ void spec_close(struct spec *s);
  * its value is returned. */
 typedef int (*spec_tensor_fn)(void *ctx, const struct spec_tensor *t);
 int spec_physical(const struct spec *s, const struct ckpt *c, spec_tensor_fn f, void *ctx);
+/* The tensors of one weight, number `weight` of the description. */
+int spec_weight_tensors(const struct spec *s, size_t weight, const struct ckpt *c, spec_tensor_fn f,
+                        void *ctx);
 /* Every weight by its logical name: experts one by one. name is valid during the callback. */
 typedef int (*spec_logical_fn)(void *ctx, const char *name, const struct spec_weight *w);
 int spec_each_logical(const struct spec *s, spec_logical_fn f, void *ctx);

@@ -167,6 +167,12 @@ int spec_physical_one(const struct spec_weight *w, const struct ckpt *c, spec_te
     return 0;
 }
 
+int spec_weight_tensors(const struct spec *s, size_t weight, const struct ckpt *c, spec_tensor_fn f,
+                        void *ctx)
+{
+    return weight < s->n_weights ? spec_physical_one(&s->weights[weight], c, f, ctx) : 0;
+}
+
 int spec_physical(const struct spec *s, const struct ckpt *c, spec_tensor_fn f, void *ctx)
 {
     for (size_t i = 0; i < s->n_weights; i++) {

@@ -192,6 +192,17 @@ static int node_attrs(const struct json *attrs, struct d0_node *n, struct err *e
     return ERR_OK;
 }
 
+/* Blocks of four-bit codes lie along the input whatever way round the family keeps plain weights
+ * (trace_weight turned their value): then the node's weights are not transposed. */
+static void turn_experts(const struct graph *g, struct d0_node *n)
+{
+    bool blocks = n->op == D0_OP_EXPERTS && n->n_inputs > 3;
+    for (uint32_t i = 3; blocks && i < n->n_inputs && i <= 5; i++)
+        blocks = n->inputs[i] == D0_NO_VALUE || g->info[n->inputs[i]].scheme == QUANT_MXFP4_BLOCKS;
+    if (blocks)
+        (void)node_set_attr_i(n, D0_ATTR_TRANSPOSED, 0);
+}
+
 static int add_node(struct trace *t, uint32_t index, const struct json *item, uint32_t *out, struct err *e)
 {
     const struct op_info *op = op_find_name(trace_text(item, "op"));
@@ -226,6 +237,7 @@ static int add_node(struct trace *t, uint32_t index, const struct json *item, ui
     }
     if ((rc = node_attrs(json_get(item, "attrs"), &n, e)) != 0)
         return err_ctx(e, "reading %s %s", op->name, name);
+    turn_experts(t->s->graph, &n);
     if ((rc = graph_add_node(t->s->graph, &n, name, out, e)) != 0)
         return rc;
     if (*out != D0_NO_VALUE)

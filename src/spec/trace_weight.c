@@ -168,11 +168,21 @@ static int weight_value(struct trace *t, const struct json *item, struct spec_we
         return err_set(e, ERR_FORMAT, "weight %s: more than %d dimensions", w->name, D0_MAX_DIMS);
     bool integer = w->dtype == D0_I64 || w->dtype == D0_I32;
     struct d0_value v = {.kind = D0_VALUE_WEIGHT, .dtype = code, .n_dims = w->n_dims + lead};
+    bool held = w->form.scheme && quant_format(w, t->c, &code, &v.format);
+    if (held)
+        v.dtype = code;
     if (w->form.scheme == 0 && !trace_dtype_usable(code) && !integer)
         v.dtype = t->fallback_dtype;
     if (lead)
         v.dims[0] = w->count;
     memcpy(v.dims + lead, w->dims, w->n_dims * sizeof w->dims[0]);
+    /* blocks lie along the input, whatever way round the family keeps its plain weights */
+    if (held && w->transposed && w->form.scheme == QUANT_MXFP4_BLOCKS) {
+        int64_t last = v.dims[v.n_dims - 1];
+        v.dims[v.n_dims - 1] = v.dims[v.n_dims - 2];
+        v.dims[v.n_dims - 2] = last;
+    }
+    info.weight = (uint32_t)t->s->n_weights + 1;
     return graph_add_value(t->s->graph, &v, &info, &w->value, e);
 }
 

@@ -39,6 +39,7 @@ static const struct dtype_row rows[] = {
     {D0_C64, 64, false, 0, "C64", "complex64"},
     {D0_F8_E4M3FNUZ, 8, true, 240.0, "F8_E4M3FNUZ", "float8_e4m3fnuz"},
     {D0_F8_E5M2FNUZ, 8, true, 57344.0, "F8_E5M2FNUZ", "float8_e5m2fnuz"},
+    {D0_U4, 4, false, 0, "U4", NULL},
 };
 
 static const struct dtype_row *find(uint32_t dtype)
@@ -64,7 +65,7 @@ const char *dtype_name(uint32_t dtype)
 uint32_t dtype_parse(const char *safetensors_name)
 {
     for (size_t i = 0; i < ARRAY_LEN(rows); i++)
-        if (!strcmp(rows[i].name, safetensors_name))
+        if (!strcmp(rows[i].name, safetensors_name) && rows[i].dtype != D0_U4) /* not a word of files */
             return rows[i].dtype;
     return 0;
 }

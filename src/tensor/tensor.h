@@ -49,6 +49,30 @@ struct tensor_scan {
 bool tensor_scan_add(struct tensor_scan *s, const void *data, uint32_t dtype,
                      size_t n); /* false: type not scanned */
 
+/* ---- weights stored as codes: see d0_format ---- */
+/* Value of one code of a type that codes come in, exactly: F8_E4M3, F8_E5M2, F4 (code 0..15), I8, U8, U4. */
+float tensor_code(uint32_t dtype, unsigned code);
+/* Value of a scale of type F32, BF16, F16, F8_E4M3, F8_E8M0. */
+float tensor_scale(const void *scales, uint32_t dtype, size_t i);
+
+struct tensor_form {
+    struct d0_format format;
+    uint32_t dtype;                               /* of the codes */
+    int64_t matrices, n, k;                       /* of [..., N, K] */
+    int64_t groups_n, groups_k;                   /* blocks of rows, of columns */
+    uint64_t row_bytes;                           /* of codes */
+    uint64_t scales, zeros, global, order, bytes; /* where the parts begin; all of it */
+};
+/* Sizes and places of a weight's parts. false: no such format (types, groups, fewer than two dimensions), or
+ * too large. A plain value has scale_dtype 0 and is no such weight: false. */
+bool tensor_form_of(const struct d0_value *v, struct tensor_form *out);
+/* The float32 values of one row, counted over all matrices: out[k]. The definition of what such a weight is.
+ */
+void tensor_form_row(const struct tensor_form *f, const void *data, size_t row, float *out);
+/* Bytes of a value, its negative dims replaced by those of `dims` (index -1 - enum d0_dim). false: too large,
+ * or a format that does not exist. */
+bool tensor_value_bytes(const struct d0_value *v, const int64_t dims[D0_N_DIMS], uint64_t *out);
+
 /* ---- comparison ---- */
 struct metrics {
     uint64_t n;

@@ -57,7 +57,7 @@ int runner_open_model(struct runner *r, struct dev *d, const struct spec *s, str
                       const struct runner_size *size, struct d0 *d0, struct err *e)
 {
     *r = (struct runner){0};
-    int rc = weights_load(&r->weights, s->graph, c, d, NULL, e);
+    int rc = weights_load(&r->weights, s->graph, c, d, &(struct load_options){.spec = s}, e);
     if (rc == 0)
         rc = runner_open_graph(r, d, s->graph, r->weights, size, d0 ? &d0->mem : NULL, e);
     if (rc)

@@ -16,47 +16,21 @@ static bool is_weight(const struct graph *g, uint32_t i)
     return g->values[i].kind == D0_VALUE_WEIGHT;
 }
 
-static int tensor_of(const struct graph *g, const struct ckpt *c, uint32_t i, const struct ckpt_tensor **out,
-                     struct err *e)
+static struct load_reader reader_of(const struct graph *g, struct ckpt *c, const struct spec *spec)
 {
-    const struct d0_value *v = &g->values[i];
-    const struct ckpt_tensor *t = ckpt_find(c, g->info[i].name);
-    if (!t)
-        return err_set(e, ERR_MISSING, "tensor %s is not in the checkpoint", g->info[i].name);
-    bool same = t->dtype == v->dtype && t->n_dims == v->n_dims;
-    for (uint32_t k = 0; same && k < v->n_dims; k++)
-        same = t->dims[k] == v->dims[k];
-    char have[96], want[96];
-    if (!same)
-        return err_set(e, ERR_MISMATCH, "tensor %s is %s %s, the graph wants %s %s", t->name,
-                       dtype_name(t->dtype), shape_format(t->dims, t->n_dims, have, sizeof have),
-                       dtype_name(v->dtype), shape_format(v->dims, v->n_dims, want, sizeof want));
-    *out = t;
-    return ERR_OK;
+    return (struct load_reader){.g = g, .c = c, .spec = spec};
 }
 
-static int value_size(const struct graph *g, const struct ckpt *c, uint32_t i, const struct ckpt_tensor **t,
-                      uint64_t *bytes, struct err *e)
+int shared_weights_bytes(const struct graph *g, struct ckpt *c, const struct spec *spec, uint64_t *bytes,
+                         struct err *e)
 {
-    static const int64_t none[D0_N_DIMS];
-    int rc = ERR_OK;
-    *t = NULL;
-    if (!g->info[i].constant)
-        rc = tensor_of(g, c, i, t, e);
-    if (rc == 0 && (!value_bytes(&g->values[i], none, bytes) || (*t && (*t)->bytes != *bytes)))
-        rc = err_set(e, ERR_MISMATCH, "weight %s has a size that does not fit its shape", g->info[i].name);
-    return rc;
-}
-
-int shared_weights_bytes(const struct graph *g, const struct ckpt *c, uint64_t *bytes, struct err *e)
-{
-    const struct ckpt_tensor *t;
+    const struct load_reader r = reader_of(g, c, spec);
     *bytes = 0;
     for (uint32_t i = 0; i < g->n_values; i++) {
         uint64_t n;
         if (!is_weight(g, i))
             continue;
-        int rc = value_size(g, c, i, &t, &n, e);
+        int rc = load_value_check(&r, i, &n, e);
         if (rc)
             return rc;
         if (n > UINT64_MAX - 64 || !add_u64(*bytes, ALIGN_UP(n, 64), bytes))
@@ -65,21 +39,25 @@ int shared_weights_bytes(const struct graph *g, const struct ckpt *c, uint64_t *
     return ERR_OK;
 }
 
-static int read_tensor(struct shared_weights *s, const struct ckpt_tensor *t, char *to, struct err *e)
+static int into_memory(void *context, uint64_t at, const void *bytes, uint64_t n, struct err *e)
+{
+    (void)e;
+    memcpy((char *)context + at, bytes, n);
+    return ERR_OK;
+}
+
+static int read_value(struct shared_weights *s, struct load_reader *r, uint32_t i, char *to, struct err *e)
 {
     struct tensor_scan scan = {0};
-    for (uint64_t at = 0; at < t->bytes; at += SHARED_CHUNK) {
-        uint64_t n = t->bytes - at < SHARED_CHUNK ? t->bytes - at : SHARED_CHUNK;
-        int rc = ckpt_read(s->c, t, at, to + at, n, e);
-        if (rc)
-            return rc;
-        if (dtype_is_float(t->dtype))
-            tensor_scan_add(&scan, to + at, t->dtype, (size_t)(n * 8 / dtype_bits(t->dtype)));
-    }
+    r->sink = into_memory;
+    r->context = to;
+    r->scan = &scan;
+    r->not_finite = NULL;
+    int rc = load_value_read(r, i, e);
     s->all_zero &= scan.n > 0 && scan.n_zero == scan.n;
-    if (scan.n_nan + scan.n_inf && !s->not_finite)
-        s->not_finite = t->name;
-    return ERR_OK;
+    if (r->not_finite && !s->not_finite)
+        s->not_finite = r->not_finite;
+    return rc;
 }
 
 static int wrap(struct dev *d, struct weights *w, uint32_t i, void *at, uint64_t bytes, struct err *e)
@@ -101,23 +79,27 @@ static int open_view(struct weights *w, struct dev *d, uint32_t n, struct err *e
 static int fill_shared(struct shared_weights *s, struct dev *a, struct dev *b, struct err *e)
 {
     const struct graph *g = s->g;
+    struct load_reader r = reader_of(g, s->c, s->spec);
     uint64_t at = 0;
     unsigned tensors = 0;
+    r.staging_bytes = SHARED_CHUNK;
+    r.staging = malloc(SHARED_CHUNK);
+    if (!r.staging)
+        return err_set(e, ERR_NOMEM, "no memory to read weights");
     int rc = open_view(&s->view[0], a, g->n_values, e);
     if (rc == 0)
         rc = open_view(&s->view[1], b, g->n_values, e);
     for (uint32_t i = 0; rc == 0 && i < g->n_values; i++) {
-        const struct ckpt_tensor *t;
         uint64_t bytes;
         if (!is_weight(g, i))
             continue;
         char *to = (char *)s->memory + at;
-        rc = value_size(g, s->c, i, &t, &bytes, e);
-        if (rc == 0 && t) {
-            tensors++;
-            rc = read_tensor(s, t, to, e);
-        } else if (rc == 0) {
+        rc = load_value_check(&r, i, &bytes, e);
+        if (rc == 0 && g->info[i].constant) {
             memcpy(to, g->info[i].constant, bytes);
+        } else if (rc == 0) {
+            tensors++;
+            rc = read_value(s, &r, i, to, e);
         }
         if (rc == 0)
             rc = wrap(a, &s->view[0], i, to, bytes, e);
@@ -126,15 +108,16 @@ static int fill_shared(struct shared_weights *s, struct dev *a, struct dev *b, s
         at += ALIGN_UP(bytes, 64);
     }
     s->all_zero &= tensors > 0;
+    free(r.staging);
     return rc;
 }
 
-int shared_weights_open(struct shared_weights *s, const struct graph *g, struct ckpt *c, struct dev *a,
-                        struct dev *b, struct err *e)
+int shared_weights_open(struct shared_weights *s, const struct graph *g, struct ckpt *c,
+                        const struct spec *spec, struct dev *a, struct dev *b, struct err *e)
 {
-    *s = (struct shared_weights){.g = g, .c = c, .all_zero = true};
+    *s = (struct shared_weights){.g = g, .c = c, .spec = spec, .all_zero = true};
     uint64_t bytes;
-    int rc = shared_weights_bytes(g, c, &bytes, e);
+    int rc = shared_weights_bytes(g, c, spec, &bytes, e);
     if (rc || !a->host_memory || !b->host_memory || !a->api->buffer_wrap || !b->api->buffer_wrap ||
         bytes == 0)
         return rc;
@@ -171,7 +154,8 @@ int shared_weights_on(struct shared_weights *s, unsigned which, struct dev *d, c
     }
     weights_free(s->loaded);
     s->loaded = NULL;
-    int rc = weights_load(&s->loaded, s->g, s->c, d, &(struct load_options){.scan = which == 0}, e);
+    int rc = weights_load(&s->loaded, s->g, s->c, d,
+                          &(struct load_options){.spec = s->spec, .scan = which == 0}, e);
     if (rc)
         return rc;
     if (which == 0)

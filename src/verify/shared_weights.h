@@ -11,6 +11,7 @@
 struct shared_weights {
     const struct graph *g;
     struct ckpt *c;
+    const struct spec *spec;
     void *memory; /* NULL: not shared */
     size_t bytes;
     struct weights view[2]; /* of the two devices, when shared */
@@ -21,9 +22,10 @@ struct shared_weights {
 
 /* Bytes that the weights of g take in one copy; ERR_MISSING or ERR_MISMATCH where the checkpoint does not
  * have them. */
-int shared_weights_bytes(const struct graph *g, const struct ckpt *c, uint64_t *bytes, struct err *e);
-int shared_weights_open(struct shared_weights *s, const struct graph *g, struct ckpt *c, struct dev *a,
-                        struct dev *b, struct err *e);
+int shared_weights_bytes(const struct graph *g, struct ckpt *c, const struct spec *spec, uint64_t *bytes,
+                         struct err *e);
+int shared_weights_open(struct shared_weights *s, const struct graph *g, struct ckpt *c,
+                        const struct spec *spec, struct dev *a, struct dev *b, struct err *e);
 /* Weights on device a (which 0) or b (1): valid until the next call. */
 int shared_weights_on(struct shared_weights *s, unsigned which, struct dev *d, const struct weights **out,
                       struct err *e);

@@ -265,7 +265,7 @@ static int run_both(struct minimal *m, const struct graph *g, struct verify_piec
     struct capture *got = calloc(2, sizeof *got), *want = got + 1;
     if (!got)
         return err_set(e, ERR_NOMEM, "no memory for the results of a piece");
-    int rc = shared_weights_open(&w, g, m->c, m->d, &m->ref, e);
+    int rc = shared_weights_open(&w, g, m->c, m->s, m->d, &m->ref, e);
     if (rc) {
         free(got);
         return rc;
@@ -299,7 +299,7 @@ static int fits(struct minimal *m, const struct graph *g, struct verify_piece *p
     struct graph *copy;
     int64_t dims[D0_N_DIMS] = {MINIMAL_TOKENS, 1, 1, MINIMAL_TOKENS};
     uint64_t extra = (uint64_t)piece_floats(g, MINIMAL_TOKENS) * sizeof(float) * 4;
-    int rc = shared_weights_bytes(g, m->c, &p->weight_bytes, e);
+    int rc = shared_weights_bytes(g, m->c, m->s, &p->weight_bytes, e);
     if (rc == 0)
         rc = graph_copy(g, &copy, e);
     if (rc)

@@ -76,6 +76,9 @@ uint32_t kc_any_type(struct kc_case *c); /* F32, BF16 or F16 */
 size_t kc_width(uint32_t dtype);
 /* Fill input i with n values of the class, row_elements (0: shared) to a batch row. */
 void kc_fill(struct kc_case *c, unsigned i, uint32_t dtype, int64_t n, int64_t row_elements);
+/* A weight [matrices, n, k] into input i: plain, or codes in a format that the case draws, where dtype is one
+ * of codes. */
+void kc_weight(struct kc_case *c, unsigned i, uint32_t dtype, int64_t matrices, int64_t n, int64_t k);
 int32_t *kc_ints(struct kc_case *c, unsigned i, int64_t n, int64_t row_elements); /* zeroes */
 void kc_output(struct kc_case *c, int64_t rows, int64_t row_elements);            /* the first, float32 */
 /* Output o of this type; also out_dims of the arguments. Leaves n_rows and n alone but for o == 0. */

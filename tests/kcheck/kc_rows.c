@@ -22,7 +22,7 @@ static int64_t width_of(struct kc_case *c, unsigned index, int64_t most)
 /* One row of input i becomes NaN, another one gets an infinity. */
 static void poison(struct kc_case *c, unsigned i, int64_t rows, int64_t row_elements)
 {
-    if (c->values != KC_POISON || rows * row_elements == 0)
+    if (c->values != KC_POISON || rows * row_elements == 0 || c->a.in_form[i])
         return;
     size_t width = kc_width(c->a.in_dtype[i]);
     unsigned char *p = c->in[i].data;
@@ -146,7 +146,7 @@ void kc_make_LINEAR(struct kc_case *c, unsigned index)
     if (!c->large)
         linear_sizes(c, index, &m, &n, &k);
     kc_fill(c, 0, D0_F32, m * k, k);
-    kc_fill(c, 1, c->dtype, n * k, 0);
+    kc_weight(c, 1, c->dtype, 1, n, k);
     bool bias = !c->large && kc_chance(c, 2);
     if (bias)
         kc_fill(c, 2, kc_any_type(c), n, 0);
@@ -156,7 +156,7 @@ void kc_make_LINEAR(struct kc_case *c, unsigned index)
     c->a.tokens = m;
     c->a.k = k;
     c->flops = 2.0 * (double)(m * n * k);
-    c->moved = (double)(n * k) * (double)kc_width(c->dtype);
+    c->moved = (double)c->in[1].bytes;
     snprintf(c->shape, sizeof c->shape, "M=%d N=%d K=%d S=%d%s%s", (int)m, (int)n, (int)k, (int)c->a.segments,
              bias ? " bias " : "", bias ? dtype_name(c->a.in_dtype[2]) : "");
 }

@@ -70,6 +70,107 @@ void kc_fill(struct kc_case *c, unsigned i, uint32_t dtype, int64_t n, int64_t r
     c->a.in_dtype[i] = dtype;
 }
 
+/* A code that is a number; in a case of poison any. */
+static unsigned some_code(struct kc_case *c, uint32_t dtype)
+{
+    unsigned code = (unsigned)kc_between(c, 0, dtype == D0_F4 || dtype == D0_U4 ? 15 : 255);
+    while (c->values != KC_POISON && !isfinite(tensor_code(dtype, code)))
+        code = (unsigned)kc_between(c, 0, 255);
+    return code;
+}
+
+static void fill_codes(struct kc_case *c, const struct tensor_form *f, unsigned char *p)
+{
+    const uint64_t rows = (uint64_t)(f->matrices * f->n);
+    const bool half = dtype_bits(f->dtype) == 4;
+    for (uint64_t r = 0; r < rows; r++)
+        for (int64_t k = 0; k < f->k; k++) {
+            unsigned char *at = p + r * f->row_bytes + (half ? k / 2 : k);
+            unsigned code = some_code(c, f->dtype);
+            *at = (unsigned char)(half ? *at | code << (k % 2 ? 4 : 0) : code);
+        }
+}
+
+static void fill_scales(struct kc_case *c, const struct tensor_form *f, unsigned char *p)
+{
+    const uint64_t n = (uint64_t)(f->matrices * f->groups_n * f->groups_k);
+    const uint32_t dtype = f->format.scale_dtype;
+    for (uint64_t i = 0; i < n; i++) {
+        float v = (float)ldexp(0.5 + rng_next_f64(&c->rng), (int)kc_between(c, -6, 1));
+        if (dtype == D0_F8_E8M0)
+            p[f->scales + i] = (unsigned char)kc_between(c, 118, 130);
+        else if (dtype == D0_F8_E4M3)
+            p[f->scales + i] = (unsigned char)kc_between(c, 1, 0x7e);
+        else
+            tensor_from_f32(&v, 1, dtype, p + f->scales + i * kc_width(dtype));
+        if (f->zeros)
+            p[f->zeros + i] = (unsigned char)kc_between(c, 0, 16);
+    }
+    for (int64_t m = 0; m < f->matrices; m++) {
+        float v = (float)(0.25 + rng_next_f64(&c->rng));
+        if (f->global)
+            memcpy(p + f->global + 4 * m, &v, sizeof v);
+        for (int64_t k = 0; f->order && k < f->k; k++) {
+            int32_t group = (int32_t)kc_between(c, 0, f->groups_k - 1);
+            memcpy(p + f->order + 4 * (m * f->k + k), &group, sizeof group);
+        }
+    }
+}
+
+static struct d0_format some_format(struct kc_case *c, uint32_t dtype)
+{
+    static const uint32_t scales[] = {D0_F32, D0_BF16, D0_F16, D0_F8_E4M3, D0_F8_E8M0},
+                          groups[] = {0, 16, 32, 128, 1, 7};
+    const bool integer = !dtype_is_float(dtype);
+    struct d0_format f = {.scale_dtype = scales[kc_between(c, 0, 4)],
+                          .group_n = kc_chance(c, 2) ? 1 : groups[kc_between(c, 0, 5)],
+                          .group_k = groups[kc_between(c, 0, 5)]};
+    if (integer && kc_chance(c, 2))
+        f.flags |= D0_FORMAT_ZEROS;
+    else if (integer)
+        f.bias = dtype == D0_U4 ? 8 : dtype == D0_U8 ? 128 : 0;
+    if (kc_chance(c, 4))
+        f.flags |= D0_FORMAT_GLOBAL | (kc_chance(c, 2) ? D0_FORMAT_DIVIDE : 0);
+    if (integer && kc_chance(c, 6))
+        f.flags |= D0_FORMAT_ORDER;
+    return f;
+}
+
+static void *zeroed(struct kc_case *c, size_t bytes)
+{
+    void *p = arena_alloc(c->arena, bytes);
+    if (!p)
+        abort();
+    return memset(p, 0, bytes);
+}
+
+void kc_weight(struct kc_case *c, unsigned i, uint32_t dtype, int64_t matrices, int64_t n, int64_t k)
+{
+    const int64_t dims[3] = {matrices, n, k};
+    struct tensor_form *form = zeroed(c, sizeof *form);
+    struct d0_value v = {.kind = D0_VALUE_WEIGHT, .dtype = dtype, .n_dims = 3, .dims = {matrices, n, k}};
+    kc_dims(c, i, 3, dims);
+    if (dtype == D0_F32 || dtype == D0_BF16 || dtype == D0_F16) {
+        kc_fill(c, i, dtype, matrices * n * k, 0);
+        return;
+    }
+    v.format = some_format(c, dtype);
+    if (!tensor_form_of(&v, form))
+        abort();
+    unsigned char *p = zeroed(c, (size_t)form->bytes);
+    float *wide = arena_alloc_n(c->arena, (size_t)(matrices * n * k) + 1, sizeof *wide);
+    if (!wide)
+        abort();
+    fill_codes(c, form, p);
+    fill_scales(c, form, p);
+    for (int64_t row = 0; row < matrices * n; row++)
+        tensor_form_row(form, p, (size_t)row, wide + row * k);
+    c->in[i] = (struct kc_array){p, (size_t)form->bytes, 0};
+    c->a.in_dtype[i] = dtype;
+    c->a.in_form[i] = form;
+    c->wide[i] = wide;
+}
+
 int32_t *kc_ints(struct kc_case *c, unsigned i, int64_t n, int64_t row_elements)
 {
     int32_t *p = arena_alloc(c->arena, (size_t)n * sizeof *p);
@@ -133,7 +234,7 @@ void kc_judge_begin(struct kc_case *c)
             abort();
     }
     for (unsigned i = 0; i < D0_MAX_NODE_INPUTS; i++) {
-        if (!dtype_is_float(c->a.in_dtype[i]) || !c->in[i].data)
+        if (!dtype_is_float(c->a.in_dtype[i]) || !c->in[i].data || c->wide[i])
             continue;
         size_t n = c->in[i].bytes / kc_width(c->a.in_dtype[i]);
         c->wide[i] = arena_alloc_n(c->arena, n, sizeof *c->wide[i]);

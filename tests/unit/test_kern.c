@@ -38,7 +38,7 @@ static void the_best_variant_not_above_the_mask_is_picked(void **state)
         assert_int_equal(v->isa, best);
         assert_true(v->dtype == D0_BF16 && v->op == D0_OP_LINEAR);
     }
-    assert_null(kern_pick(D0_OP_LINEAR, D0_I8, KERN_AVX512));
+    assert_null(kern_pick(D0_OP_LINEAR, D0_I16, KERN_AVX512));
     assert_null(kern_pick(9999, D0_F32, KERN_AVX512));
     /* an operator without a variant of its own in an instruction set falls back */
     assert_int_equal(kern_pick(D0_OP_EMBED, D0_F16, KERN_AVX512)->isa, KERN_REF);

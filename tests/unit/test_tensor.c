@@ -156,10 +156,10 @@ static void types_have_names_and_sizes(void **state)
             continue;
         }
         known++;
-        assert_int_equal(dtype_parse(dtype_name(t)), t);
+        assert_int_equal(dtype_parse(dtype_name(t)), t == D0_U4 ? 0 : t); /* no file says U4 */
         assert_true(dtype_is_float(t) == (dtype_max_finite(t) > 0));
     }
-    assert_int_equal(known, 22);
+    assert_int_equal(known, 23);
     assert_int_equal(dtype_bits(D0_F4), 4);
     assert_int_equal(dtype_parse("bf16"), 0);
     assert_int_equal(dtype_parse_torch("torch.bfloat16"), D0_BF16);

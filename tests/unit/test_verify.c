@@ -561,7 +561,7 @@ static void test_shared_weights(void **state)
         open_dir(&o, model, "fast");
         ok(dev_open(&ref, &(struct dev_options){.name = "cpu", .isa = "ref"}, &e), &e);
         ref.host_memory = ref.host_memory && shared;
-        ok(shared_weights_open(&w, o.s->graph, o.c, &o.d, &ref, &e), &e);
+        ok(shared_weights_open(&w, o.s->graph, o.c, o.s, &o.d, &ref, &e), &e);
         assert_int_equal(w.memory != NULL, shared);
         ok(shared_weights_on(&w, 0, &o.d, &on, &e), &e);
         check_bytes(&o, o.s->graph, &o.d, on);

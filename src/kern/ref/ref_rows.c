@@ -25,6 +25,10 @@ void ref_embed(const struct kern_args *a, size_t first, size_t last, unsigned th
 
 void ref_row(const struct kern_args *a, unsigned i, size_t row, size_t k, float *out)
 {
+    if (a->in_form[i]) {
+        tensor_form_row(a->in_form[i], a->in[i], row, out);
+        return;
+    }
     for (size_t j = 0; j < k; j++)
         out[j] = ref_load(a->in[i], a->in_dtype[i], row * k + j);
 }

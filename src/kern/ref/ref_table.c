@@ -21,9 +21,21 @@ static size_t row_scratch(const struct kern_args *a)
         D0_OP_##OP, D0_F16, KERN_REF, #fn "_f16", fn, items, grain, scratch                                  \
     }
 
+/* The same for weights stored as codes. */
+#define BY_CODE(OP, fn, items, grain, scratch)                                                               \
+    {D0_OP_##OP, D0_F8_E4M3, KERN_REF, #fn "_f8_e4m3", fn, items, grain, scratch},                           \
+        {D0_OP_##OP, D0_F8_E5M2, KERN_REF, #fn "_f8_e5m2", fn, items, grain, scratch},                       \
+        {D0_OP_##OP, D0_F4, KERN_REF, #fn "_f4", fn, items, grain, scratch},                                 \
+        {D0_OP_##OP, D0_I8, KERN_REF, #fn "_i8", fn, items, grain, scratch},                                 \
+        {D0_OP_##OP, D0_U8, KERN_REF, #fn "_u8", fn, items, grain, scratch},                                 \
+    {                                                                                                        \
+        D0_OP_##OP, D0_U4, KERN_REF, #fn "_u4", fn, items, grain, scratch                                    \
+    }
+
 static const struct kern_variant variants[] = {
     BY_TYPE(EMBED, ref_embed, kern_items_rows, 1, NULL),
     BY_TYPE(LINEAR, ref_linear, kern_items_columns, 8, row_scratch),
+    BY_CODE(LINEAR, ref_linear, kern_items_columns, 8, row_scratch),
     {D0_OP_RMS_NORM, 0, KERN_REF, "ref_rms_norm", ref_rms_norm, kern_items_rows, 1, NULL},
     {D0_OP_ADD, 0, KERN_REF, "ref_add", ref_add, kern_items_elements, 4096, NULL},
     {D0_OP_ROPE_TABLE, 0, KERN_REF, "ref_rope_table", ref_rope_table, kern_items_rows, 8, NULL},
