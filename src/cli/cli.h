@@ -67,6 +67,11 @@ void table_init(struct table *t, size_t n_columns);
 void table_cell(struct table *t, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 void table_print(const struct table *t, FILE *out);
 void table_release(struct table *t);
+/* Which degrees of TP and EP a model allows: all with their reasons, and in one line. */
+struct plan_degrees;
+void cli_print_layouts(const struct plan_degrees *d);
+void cli_print_layouts_short(const struct plan_degrees *d);
+
 bool cli_colour(FILE *out); /* a terminal, and NO_COLOR is not set */
 
 int cmd_adapt(struct d0 *d0, int argc, char **argv);

@@ -36,6 +36,9 @@ struct check_result {
     struct host *host;
     struct host_rules rules;
     struct host_card_profile *card;
+    struct arena arena;          /* of the layouts */
+    struct plan_degrees layouts; /* none without a description */
+    bool described;
     double seconds;
 };
 
@@ -163,6 +166,9 @@ static int run_check(const struct check_options *o, struct check_result *x, stru
     struct spec *spec = NULL;
     struct spec_options so = {.arch_path = c->arch};
     rc = preflight_open(c->model, &so, &po, &ckpt, &spec, &x->f, c->d0, e);
+    x->described = spec != NULL;
+    if (!rc && spec)
+        rc = plan_degrees(spec, &x->arena, &x->layouts, e);
     if (!rc)
         host_rules_check(&x->rules, x->host, &x->f);
     if (!rc && o->payload)
@@ -216,6 +222,14 @@ static int print_result(const struct check_options *o, const struct check_result
         json_put_string(&w, "card", x->card ? x->card->name : NULL);
         json_key(&w, "rules");
         host_rules_write_json(&x->rules, x->host, &w);
+        json_key(&w, "layouts");
+        if (x->described) {
+            json_begin_object(&w);
+            preflight_write_layouts(&x->layouts, &w);
+            json_end_object(&w);
+        } else {
+            json_write_null(&w);
+        }
         if (o->payload) {
             json_key(&w, "payload");
             preflight_write_payload(&x->payload, &w);
@@ -227,6 +241,8 @@ static int print_result(const struct check_options *o, const struct check_result
     if (o->payload)
         print_payload(&x->payload);
     print_unknown_rules(&x->rules, x->host);
+    if (x->described)
+        cli_print_layouts_short(&x->layouts);
     printf("%s: %s in %.2f s\n", o->common.model, preflight_verdict_name(x->verdict), x->seconds);
     return status;
 }
@@ -242,6 +258,7 @@ int cmd_check(struct d0 *d0, int argc, char **argv)
     cli_parse(&argp, argc, argv, &o);
     struct check_result x = {.verdict = PREFLIGHT_FAIL};
     findings_init(&x.f, &d0->mem);
+    arena_init(&x.arena, &d0->mem, MEM_MISC);
     struct err e = {0};
     uint64_t begin = clock_ns();
     int rc = run_check(&o, &x, &e);
@@ -252,5 +269,6 @@ int cmd_check(struct d0 *d0, int argc, char **argv)
     host_card_close(x.card);
     host_close(x.host);
     findings_release(&x.f);
+    arena_release(&x.arena);
     return status;
 }

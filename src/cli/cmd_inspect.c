@@ -34,24 +34,6 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     return 0;
 }
 
-static void print_degrees(const char *name, const struct plan_degree *degrees, size_t n)
-{
-    printf("\n");
-    struct table t;
-    table_init(&t, 3);
-    table_cell(&t, "%s", name);
-    table_cell(&t, "layout");
-    table_cell(&t, "why");
-    for (size_t i = 0; i < n; i++) {
-        const struct plan_degree *d = &degrees[i];
-        table_cell(&t, "%u", d->tp);
-        table_cell(&t, "%s", !d->legal ? "not possible" : d->exact ? "exact" : "not bit-exact");
-        table_cell(&t, "%s", d->reason);
-    }
-    table_print(&t, stdout);
-    table_release(&t);
-}
-
 static void print_people(const struct preflight_inspection *x)
 {
     char a[32], b[32];
@@ -93,9 +75,7 @@ static void print_people(const struct preflight_inspection *x)
                x->operators[i].group ? ":" : "", x->operators[i].name,
                (unsigned long long)x->operators[i].count, i + 1 < x->n_operators ? "," : "\n");
     printf("manifest      sha256 %s\n", x->manifest_sha256);
-    print_degrees(">TP", x->degrees, x->n_degrees);
-    if (x->n_ep_degrees)
-        print_degrees(">EP", x->ep_degrees, x->n_ep_degrees);
+    cli_print_layouts(&x->layouts);
 }
 
 static int print_all(const struct common *c, struct ckpt *ckpt, const struct spec *spec,
@@ -113,18 +93,21 @@ static int print_all(const struct common *c, struct ckpt *ckpt, const struct spe
         return EXIT_CHECK_FAILED;
     }
     struct preflight_inspection x;
-    int rc = preflight_inspect(ckpt, spec, &x, e);
-    if (rc != ERR_OK)
-        return rc;
-    if (c->json) {
+    struct arena arena;
+    arena_init(&arena, &c->d0->mem, MEM_MISC);
+    int rc = preflight_inspect(ckpt, spec, &arena, &x, e);
+    if (rc == ERR_OK && c->json) {
         struct strbuf text = STRBUF_INIT;
         struct json_writer w;
         json_writer_init(&w, &text, true);
         preflight_write_inspection(&x, &w);
-        return cli_print(&text, EXIT_PASSED);
+        rc = cli_print(&text, EXIT_PASSED);
+    } else if (rc == ERR_OK) {
+        print_people(&x);
+        rc = EXIT_PASSED;
     }
-    print_people(&x);
-    return EXIT_PASSED;
+    arena_release(&arena);
+    return rc;
 }
 
 static int put_text(void *ctx, const char *text, size_t n)

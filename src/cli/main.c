@@ -18,7 +18,8 @@ struct command {
 static const struct command commands[] = {
     {"adapt", cmd_adapt, "MODEL [--out DIR]", "all five stages; report in ./day0-report/"},
     {"check", cmd_check, "MODEL", "pre-flight from headers: everything that would stop this model"},
-    {"inspect", cmd_inspect, "MODEL", "what it is: parameters, operators, KV bytes per token, TP degrees"},
+    {"inspect", cmd_inspect, "MODEL",
+     "what it is: parameters, operators, KV bytes per token, legal TP and EP"},
     {"draft", cmd_draft, "MODEL [-o FILE]", "a first architecture file for a model nobody described"},
     {"run", cmd_run, "MODEL -p TEXT", "generate once"},
     {"serve", cmd_serve, "MODEL", "OpenAI-compatible HTTP service"},

@@ -230,13 +230,16 @@ bool plan_smallest(const struct spec *s, const struct plan_options *o, struct pl
 {
     struct step step;
     struct shares x;
+    struct plan_judge judge;
+    struct arena arena;
     uint32_t best = UINT32_MAX;
     if (plan_step(s, o, &step, NULL))
         return false;
-    bool ok = shares_alloc(&x, s);
+    arena_init(&arena, NULL, MEM_MISC);
+    bool ok = shares_alloc(&x, s) && !plan_judge_open(&judge, s, &arena, NULL);
     for (uint32_t tp = 1; ok && tp <= PLAN_MAX_TP; tp *= 2) {
         struct plan_degree d;
-        plan_judge_tp(s, tp, &d);
+        plan_judge_tp(&judge, tp, &d);
         if (!d.legal)
             continue;
         ok = shares_fill(&x, s, tp);
@@ -255,6 +258,7 @@ bool plan_smallest(const struct spec *s, const struct plan_options *o, struct pl
             break; /* more stages only cost more ranks */
         }
     }
+    arena_release(&arena);
     shares_free(&x);
     return ok && best != UINT32_MAX;
 }

@@ -27,20 +27,27 @@ struct plan_memory { /* bytes on one rank */
 /* One rank holding the whole model. Fills kv_pages for the wanted context. */
 int plan_single(const struct spec *s, const struct plan_options *o, struct plan_memory *out, struct err *e);
 
-/* Why a degree is illegal, or not exact; "" when neither. */
-struct plan_degree {
-    uint32_t tp; /* the degree, also of EP */
-    bool legal, exact;
-    char reason[120];
-};
-/* Tensor parallelism 1, 2, 4, ... 64, experts cut inside; returns count <= cap. Judged: heads, widths, blocks
- * of scales (a cut within one would need two scales), and the fixed segments of sums for exactness. */
-size_t plan_tp_degrees(const struct spec *s, struct plan_degree *out, size_t cap);
-/* Expert parallelism: the powers of two and the divisors of the number of experts, up to it; 0 without
- * experts. */
-size_t plan_ep_degrees(const struct spec *s, struct plan_degree *out, size_t cap);
+#define PLAN_MAX_TP 64u
+#define PLAN_MAX_EP 4096u /* as many ranks as a layout may have */
 
-/* Smallest layout (PP x TP on ranks of memory_bytes) that fits; false if none up to 4096 ranks. */
+struct plan_degree {
+    uint32_t degree;
+    bool legal, exact;
+    uint8_t stem_bytes; /* of the reason: what other degrees that fail alike share; the rest is of this one */
+    char reason[140];   /* why it is illegal, or not exact; "" when neither */
+};
+struct plan_degrees { /* degree i + 1 at [i] */
+    struct plan_degree *tp, *ep;
+    size_t n_tp, n_ep;
+};
+/* Judges every degree of tensor parallelism from 1 to PLAN_MAX_TP, experts cut inside, and every one of
+ * expert parallelism from 1 to the most experts of a layer (at most PLAN_MAX_EP; none without experts), each
+ * by itself. Judged: heads, widths, experts, blocks of scales (a cut within one would need two scales), and
+ * the fixed segments of sums for exactness. The lists are in the arena. Errors: ERR_NOMEM. */
+int plan_degrees(const struct spec *s, struct arena *a, struct plan_degrees *out, struct err *e);
+
+/* Smallest layout (PP x TP on ranks of memory_bytes, TP a power of two) that fits; false if none up to 4096
+ * ranks. */
 bool plan_smallest(const struct spec *s, const struct plan_options *o, struct plan_layout *out,
                    struct plan_memory *per_rank);
 /* Largest layer kind: bytes of weights of the biggest layer, of the embedding and of the head: what streaming

@@ -7,8 +7,12 @@
 
 #include "plan/plan.h"
 
-#define PLAN_MAX_TP 64u
-
-void plan_judge_tp(const struct spec *s, uint32_t tp, struct plan_degree *d);
+struct plan_judge {
+    const struct spec *s;
+    const struct spec_weight **weight_of; /* [n_values] of the graph, or NULL */
+};
+/* Makes the table above in the arena. Errors: ERR_NOMEM. */
+int plan_judge_open(struct plan_judge *x, const struct spec *s, struct arena *a, struct err *e);
+void plan_judge_tp(const struct plan_judge *x, uint32_t tp, struct plan_degree *d);
 
 #endif

@@ -68,7 +68,8 @@ static void count_schemes(const struct spec *s, struct preflight_inspection *out
     }
 }
 
-int preflight_inspect(struct ckpt *c, const struct spec *s, struct preflight_inspection *out, struct err *e)
+int preflight_inspect(struct ckpt *c, const struct spec *s, struct arena *arena,
+                      struct preflight_inspection *out, struct err *e)
 {
     *out = (struct preflight_inspection){
         .architecture = s->architecture,
@@ -104,9 +105,8 @@ int preflight_inspect(struct ckpt *c, const struct spec *s, struct preflight_ins
             out->operators[out->n_operators++] = (struct preflight_operator){
                 .name = s->outside[i].op, .group = s->outside[i].group, .count = s->outside[i].count};
     count_schemes(s, out);
-    out->n_degrees = plan_tp_degrees(s, out->degrees, PREFLIGHT_MAX_DEGREES);
-    out->n_ep_degrees = plan_ep_degrees(s, out->ep_degrees, PREFLIGHT_MAX_DEGREES);
-    return ckpt_manifest_sha256(c, out->manifest_sha256, e);
+    int rc = plan_degrees(s, arena, &out->layouts, e);
+    return rc ? rc : ckpt_manifest_sha256(c, out->manifest_sha256, e);
 }
 
 /* ---- tensors ---- */
@@ -166,20 +166,30 @@ static void write_arch_file(const struct preflight_inspection *x, struct json_wr
     json_end_object(w);
 }
 
+/* A line for each degree, also in a document of a value a line: there may be thousands. */
 static void write_degrees(const char *key, const char *name, const struct plan_degree *d, size_t n,
                           struct json_writer *w)
 {
     json_key(w, key);
     json_begin_array(w);
+    bool pretty = w->pretty;
     for (size_t i = 0; i < n; i++) {
         json_begin_object(w);
-        json_put_u64(w, name, d[i].tp);
+        w->pretty = false;
+        json_put_u64(w, name, d[i].degree);
         json_put_bool(w, "legal", d[i].legal);
         json_put_bool(w, "exact", d[i].exact);
         json_put_string(w, "reason", d[i].reason);
         json_end_object(w);
+        w->pretty = pretty;
     }
     json_end_array(w);
+}
+
+void preflight_write_layouts(const struct plan_degrees *d, struct json_writer *w)
+{
+    write_degrees("tp_degrees", "tp", d->tp, d->n_tp, w);
+    write_degrees("ep_degrees", "ep", d->ep, d->n_ep, w);
 }
 
 static void write_lists(const struct preflight_inspection *x, struct json_writer *w)
@@ -214,8 +224,7 @@ static void write_lists(const struct preflight_inspection *x, struct json_writer
         json_end_object(w);
     }
     json_end_array(w);
-    write_degrees("tp_degrees", "tp", x->degrees, x->n_degrees, w);
-    write_degrees("ep_degrees", "ep", x->ep_degrees, x->n_ep_degrees, w);
+    preflight_write_layouts(&x->layouts, w);
 }
 
 void preflight_write_inspection(const struct preflight_inspection *x, struct json_writer *w)

@@ -148,9 +148,8 @@ struct preflight_operator {
 };
 #define PREFLIGHT_MAX_DTYPES    32
 #define PREFLIGHT_MAX_OPERATORS 128
-#define PREFLIGHT_MAX_DEGREES   48
 
-struct preflight_inspection { /* strings belong to the checkpoint and the description */
+struct preflight_inspection { /* strings belong to the checkpoint and the description, layouts to the arena */
     const char *architecture, *model_type, *arch_file, *arch_origin, *arch_sha256;
     char manifest_sha256[65];
     uint64_t parameters, n_tensors, n_shards, weight_bytes;
@@ -168,15 +167,15 @@ struct preflight_inspection { /* strings belong to the checkpoint and the descri
     uint64_t n_experts;
     struct preflight_operator schemes[24]; /* weights by how they are stored */
     size_t n_schemes;
-    struct plan_degree degrees[PREFLIGHT_MAX_DEGREES];
-    size_t n_degrees;
-    struct plan_degree ep_degrees[PREFLIGHT_MAX_DEGREES];
-    size_t n_ep_degrees;
+    struct plan_degrees layouts;
 };
 
 /* s must not be NULL. Errors: ERR_NOMEM, ERR_IO. */
-int preflight_inspect(struct ckpt *c, const struct spec *s, struct preflight_inspection *out, struct err *e);
+int preflight_inspect(struct ckpt *c, const struct spec *s, struct arena *arena,
+                      struct preflight_inspection *out, struct err *e);
 void preflight_write_inspection(const struct preflight_inspection *x, struct json_writer *w);
+/* "tp_degrees" and "ep_degrees" as members of an object that is open. */
+void preflight_write_layouts(const struct plan_degrees *d, struct json_writer *w);
 
 /* Every tensor of the inventory as a line "name dtype dims role partition group bytes", separated by tabs;
  * logical: "name dims" of every weight but drafting layers, as it is without quantisation. A sink that

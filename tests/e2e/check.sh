@@ -9,7 +9,15 @@ python3 "$root/tools/make_checkpoint.py" llama "$model" --hidden 64 --intermedia
 run 0 "an intact directory passes" "$day0" check "$model" --json
 says "its verdict is pass" '"verdict": "pass"' "$scratch/out"
 [ "$(count '"id":' "$scratch/out")" = 0 ] && ok "and no finding is made" || not_ok "and no finding is made"
-for key in verdict findings seconds; do says "--json has $key" "\"$key\":" "$scratch/out"; done
+for key in verdict findings seconds layouts; do says "--json has $key" "\"$key\":" "$scratch/out"; done
+
+[ "$(count '"tp":' "$scratch/out")" = 64 ] && ok "and a line for each TP degree" || not_ok "and a line for each TP degree"
+run 0 "in words" "$day0" check "$model"
+says "the layouts in a line" '^layouts: 64 degrees judged; TP exact 1, 2; TP not exact 4$' "$scratch/out"
+run 0 "inspect in words" "$day0" inspect "$model"
+says "exact degrees in a line" '^  exact +1, 2$' "$scratch/out"
+says "what is possible, and why it is not exact" '^  not exact +4: self_attn.o_proj is summed in 2 x 32 values$' "$scratch/out"
+says "degrees that fail alike in another, runs of them as ranges" '^  not possible +3, 5-64: 4 heads with 2 kv heads do not divide$' "$scratch/out"
 
 # fault NAME ID SUBJECT-PATTERN COMMAND : a copy, the fault planted by the command in its directory, exactly one finding
 fault() {

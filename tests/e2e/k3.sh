@@ -23,6 +23,26 @@ print("%.2f s user, %.2f s system, %.2f s in all, %d MiB" % (r.ru_utime, r.ru_st
 print([(f["id"], f["subject"]) for f in d["findings"]])
 assert r.ru_utime + r.ru_stime <= 3 and r.ru_maxrss <= 1 << 20
 assert {f["id"] for f in d["findings"] if f["severity"] == "error"} <= {"W013"}
+json.dump(d["layouts"], open(sys.argv[2] + ".layouts", "w"))
+EOF
+# TP cuts 96 heads, 163,840 tokens, and the 3,072 values of an expert in groups of 32; EP deals out 896 experts.
+python3 - "$day0" "$model" > "$scratch/out" 2>&1 << 'EOF' && ok "within that time every TP degree 1..64 and EP degree 1..896 is judged" || not_ok "layouts of TP 1..64 and EP 1..896"
+import json, subprocess, sys
+d = json.load(open(sys.argv[2] + ".layouts"))
+tp, ep = d["tp_degrees"], d["ep_degrees"]
+assert [x["tp"] for x in tp] == list(range(1, 65)) and [x["ep"] for x in ep] == list(range(1, 897))
+legal = [x["tp"] for x in tp if x["legal"]]
+print("TP", legal, "exact", [x["tp"] for x in tp if x["exact"]])
+assert legal == [n for n in range(1, 65) if 96 % n == 0 and 163840 % n == 0 and 3072 % (32 * n) == 0]
+assert [x["ep"] for x in ep if x["legal"]] == [n for n in range(1, 897) if 896 % n == 0]
+for x in tp + ep:
+    assert x["legal"] or not x["exact"], x
+    assert (x["reason"] == "") == x["exact"], x
+for n, why in ((3, "163840 values do not divide by 3"), (5, "96 heads do not divide by 5"), (7, "96 heads do not divide by 7"), (64, "96 heads do not divide by 64")):
+    assert why in tp[n - 1]["reason"], tp[n - 1]
+assert ep[767]["reason"] == "896 experts do not divide by 768", ep[767]
+inspected = json.loads(subprocess.run([sys.argv[1], "inspect", sys.argv[2], "--json"], stdout=subprocess.PIPE).stdout)
+assert all(inspected[k] == d[k] for k in ("tp_degrees", "ep_degrees")), "inspect and check differ"
 EOF
 rm "$model/model-00017-of-00096.safetensors"
 run 1 "a file of 96 is gone" "$day0" check "$model" --json --memory 2T

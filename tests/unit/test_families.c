@@ -256,66 +256,178 @@ static void test_slices(void **state)
 
 /* ---- layouts ---- */
 
-static void find_degree(const struct plan_degree *d, size_t n, uint32_t degree, bool legal, const char *why)
+static void is(const struct plan_degree *d, uint32_t degree, bool legal, const char *why)
 {
-    for (size_t i = 0; i < n; i++)
-        if (d[i].tp == degree) {
-            if (d[i].legal != legal || !strstr(d[i].reason, why))
-                fail_msg("%u: %s \"%s\"", degree, d[i].legal ? "legal" : "not legal", d[i].reason);
-            return;
-        }
-    fail_msg("no degree %u", degree);
+    const struct plan_degree *x = &d[degree - 1];
+    if (x->degree != degree || x->legal != legal || strcmp(x->reason, why) != 0)
+        fail_msg("%u: %s \"%s\"", degree, x->legal ? "legal" : "not legal", x->reason);
 }
 
-#define MOE                                                                                                  \
+/* 168 heads divide by 3, 6, 7, 8 and 56, so do the 168 x 100 tokens; inter: of each expert. */
+#define MOE(inter, more)                                                                                     \
     "{\"architectures\": [\"Qwen3MoeForCausalLM\"], \"hidden_size\": 4096, \"intermediate_size\": 12288, "   \
-    "\"moe_intermediate_size\": 1536, \"num_hidden_layers\": 2, \"num_attention_heads\": 64, "               \
-    "\"num_key_value_heads\": 4, \"head_dim\": 128, \"vocab_size\": 151936, \"max_position_embeddings\": "   \
-    "4096, "                                                                                                 \
-    "\"rms_norm_eps\": 1e-6, \"num_experts\": 96, \"num_experts_per_tok\": 8, \"norm_topk_prob\": true, "    \
-    "\"torch_dtype\": \"bfloat16\""
+    "\"moe_intermediate_size\": " #inter ", \"num_hidden_layers\": 2, \"num_attention_heads\": 168, "        \
+    "\"num_key_value_heads\": 168, \"head_dim\": 128, \"vocab_size\": 16800, \"max_position_embeddings\": "  \
+    "4096, \"rms_norm_eps\": 1e-6, \"num_experts\": 96, \"num_experts_per_tok\": 8, \"norm_topk_prob\": "    \
+    "true, \"torch_dtype\": \"bfloat16\"" more "}"
+#define BLOCK_128 ", \"quantization_config\": {\"quant_method\": \"fp8\", \"weight_block_size\": [128, 128]}"
+#define GROUP_32                                                                                             \
+    ", \"quantization_config\": {\"quant_method\": \"compressed-tensors\", \"format\": \"pack-quantized\", " \
+    "\"config_groups\": {\"group_0\": {\"targets\": [\"Linear\"], \"weights\": {\"num_bits\": 4, \"type\": " \
+    "\"int\", \"strategy\": \"group\", \"group_size\": 32, \"symmetric\": true}}}}"
+#define SUMMED "experts cut inside are summed in parts; EP keeps them whole"
 
-static void test_degrees(void **state)
+/* Possible, and why it is not exact: 168 heads are summed in 8 parts, before the experts. */
+static void legal(const struct plan_degree *d, uint32_t tp)
+{
+    is(d, tp, true, tp == 1 ? "" : 8 % tp == 0 ? SUMMED : "self_attn.o_proj is summed in 8 x 2688 values");
+}
+
+static struct plan_degrees judge(struct arena *arena, const char *config, const char *scheme)
+{
+    struct model m;
+    struct plan_degrees d;
+    open_model(&m, config, NULL);
+    bool stored_so = false;
+    for (size_t i = 0; i < m.s->n_weights; i++)
+        stored_so |= strcmp(spec_scheme_name(m.s->weights[i].form.scheme), scheme) == 0;
+    assert_true(stored_so);
+    assert_int_equal(plan_degrees(m.s, arena, &d, NULL), 0);
+    assert_int_equal(d.n_tp, 64);
+    for (uint32_t i = 0; i < 64; i++) {
+        assert_int_equal(d.tp[i].degree, i + 1);
+        assert_true(d.tp[i].exact == (i == 0)); /* experts are cut */
+        if (168 % (i + 1) != 0 && (d.tp[i].legal || !strstr(d.tp[i].reason, "168 heads")))
+            fail_msg("%u: \"%s\"", i + 1, d.tp[i].reason);
+    }
+    close_model(&m); /* what was judged does not hang from the description */
+    return d;
+}
+
+/* Every EP degree: exactly the divisors. */
+static void test_experts(void **state)
+{
+    (void)state;
+    struct arena a;
+    arena_init(&a, NULL, MEM_MISC);
+    struct plan_degrees d = judge(&a, MOE(1536, ""), "none");
+    assert_int_equal(d.n_ep, 96);
+    for (uint32_t ep = 1; ep <= 96; ep++) {
+        char why[60] = "";
+        if (96 % ep)
+            snprintf(why, sizeof why, "96 experts do not divide by %u", ep);
+        is(d.ep, ep, 96 % ep == 0, why);
+        assert_true(d.ep[ep - 1].exact == d.ep[ep - 1].legal);
+    }
+    legal(d.tp, 3);
+    is(d.tp, 7, false, "experts.%d.down_proj: 1536 values do not divide by 7");
+    is(d.tp, 56, false, "experts.%d.down_proj: 1536 values do not divide by 56");
+    arena_release(&a);
+}
+
+/* Layers of unlike numbers of experts: a degree must divide both. */
+static void test_unlike_experts(void **state)
+{
+    (void)state;
+    static const char arch[] =
+        "return { build = function(c)\n"
+        "  context(64)\n"
+        "  local x = layers { embed { 'embed', vocab = 96, dim = 64 }, n = 2, at = 'layers.%d', each = "
+        "function(x, i)\n"
+        "    x = x + gqa { x, heads = 4, dim = 16 }\n"
+        "    return x + moe { rms_norm { x, 'ln', eps = 1e-5 }, n = i == 0 and 12 or 18, k = 2, inter = 32, "
+        "gate = 'router',\n"
+        "      score = 'softmax', fn = 'silu', experts = { at = 'e.%d', gate = 'w1', up = 'w3', down = 'w2' "
+        "} "
+        "}\n"
+        "  end }\n"
+        "  return logits { rms_norm { wanted_rows(x), 'norm', eps = 1e-5 }, 'head', vocab = 96 }\n"
+        "end }\n";
+    struct model m;
+    struct plan_degrees d;
+    struct arena a;
+    arena_init(&a, NULL, MEM_MISC);
+    open_model(&m, "{\"architectures\": [\"X\"], \"torch_dtype\": \"bfloat16\"}", arch);
+    assert_int_equal(plan_degrees(m.s, &a, &d, NULL), 0);
+    assert_int_equal(d.n_ep, 18);
+    for (uint32_t ep = 1; ep <= 18; ep++)
+        assert_true(d.ep[ep - 1].legal == (12 % ep == 0 && 18 % ep == 0));
+    is(d.ep, 4, false, "18 experts do not divide by 4");
+    is(d.ep, 9, false, "12 experts do not divide by 9");
+    arena_release(&a);
+    close_model(&m);
+}
+
+static void test_blocks_of_scales(void **state)
+{
+    (void)state;
+    struct arena a;
+    arena_init(&a, NULL, MEM_MISC);
+    /* 10752 = 84 x 128 */
+    struct plan_degrees d = judge(&a, MOE(10752, BLOCK_128), "fp8_block");
+    static const uint32_t whole[] = {1, 2, 3, 4, 6, 7, 12, 14, 21, 28, 42};
+    for (size_t i = 0; i < ARRAY_LEN(whole); i++)
+        legal(d.tp, whole[i]);
+    is(d.tp, 8, false, "experts.%d.down_proj: a block of 128 columns with one scale is cut: 1344 a rank");
+    is(d.tp, 56, false, "experts.%d.down_proj: a block of 128 columns with one scale is cut: 192 a rank");
+    assert_int_equal(d.tp[7].stem_bytes, d.tp[55].stem_bytes); /* they fail alike */
+    assert_memory_equal(d.tp[7].reason, d.tp[55].reason, d.tp[7].stem_bytes);
+    assert_string_equal(d.tp[7].reason + d.tp[7].stem_bytes, ": 1344 a rank");
+    /* 2016 = 15 x 128 + 96: the last block is shorter, and no cut is whole in blocks */
+    d = judge(&a, MOE(2016, BLOCK_128), "fp8_block");
+    legal(d.tp, 1);
+    for (uint32_t tp = 2; tp <= 64; tp++)
+        if (168 % tp == 0)
+            is(d.tp, tp, false,
+               "experts.%d.down_proj: uneven scale groups: 2016 columns end within a block of 128");
+    /* 2688 = 84 x 32 */
+    d = judge(&a, MOE(2688, GROUP_32), "ct_int");
+    legal(d.tp, 3);
+    legal(d.tp, 6);
+    legal(d.tp, 7);
+    is(d.tp, 8, false, "experts.%d.down_proj: a block of 32 columns with one scale is cut: 336 a rank");
+    legal(d.tp, 42);
+    is(d.tp, 56, false, "experts.%d.down_proj: a block of 32 columns with one scale is cut: 48 a rank");
+    /* 2520 = 78 x 32 + 24 */
+    d = judge(&a, MOE(2520, GROUP_32), "ct_int");
+    legal(d.tp, 1);
+    is(d.tp, 7, false, "experts.%d.down_proj: uneven scale groups: 2520 columns end within a block of 32");
+    arena_release(&a);
+}
+
+/* A cut between heads, of key-value heads that are dealt out or copied: 64 rows are half a block. */
+static void test_heads_in_blocks(void **state)
 {
     (void)state;
     struct model m;
-    struct plan_degree d[48];
-    open_model(&m, MOE "}", NULL);
-    size_t n = plan_tp_degrees(m.s, d, 48);
-    find_degree(d, n, 1, true, "");
-    assert_true(d[0].exact);
-    find_degree(d, n, 16, true, "experts cut inside");
-    find_degree(d, n, 64, true, "experts cut inside");
-    n = plan_ep_degrees(m.s, d, 48);
-    find_degree(d, n, 1, true, "");
-    find_degree(d, n, 3, true, "");
-    find_degree(d, n, 64, false, "96 experts do not divide by 64");
-    find_degree(d, n, 96, true, "");
-    close_model(&m);
+    struct plan_degrees d;
+    struct arena a;
+    arena_init(&a, NULL, MEM_MISC);
     open_model(
-        &m, MOE ", \"quantization_config\": {\"quant_method\": \"fp8\", \"weight_block_size\": [128, 128]}}",
+        &m,
+        "{\"architectures\": [\"LlamaForCausalLM\"], \"hidden_size\": 1536, \"intermediate_size\": 3072, "
+        "\"num_hidden_layers\": 1, \"num_attention_heads\": 24, \"num_key_value_heads\": 4, "
+        "\"vocab_size\": 960, \"max_position_embeddings\": 64, \"rms_norm_eps\": 1e-6, "
+        "\"torch_dtype\": \"bfloat16\"" BLOCK_128 "}",
         NULL);
-    n = plan_tp_degrees(m.s, d, 48);
-    find_degree(d, n, 4, true, "");
-    find_degree(d, n, 8, false, "192 columns a rank cut a block of 128"); /* 1536 / 8 */
-    find_degree(d, n, 16, false, "block of 128");
-    close_model(&m);
-    open_model(&m,
-               MOE ", \"quantization_config\": {\"quant_algo\": \"NVFP4\", \"quant_method\": \"modelopt\", "
-                   "\"group_size\": 16}}",
-               NULL);
-    n = plan_tp_degrees(m.s, d, 48);
-    find_degree(d, n, 32, true, "");             /* 48 of 16 */
-    find_degree(d, n, 64, false, "block of 16"); /* 24 */
+    assert_int_equal(plan_degrees(m.s, &a, &d, NULL), 0);
+    is(d.tp, 2, true, "");
+    is(d.tp, 3, false, "24 heads with 4 kv heads do not divide by 3");
+    is(d.tp, 4, false, "self_attn.k_proj: a block of 128 rows with one scale is cut: 64 a rank");
+    is(d.tp, 8, false, "self_attn.q_proj: a block of 128 rows with one scale is cut: 192 a rank");
+    is(d.tp, 12, false,
+       "self_attn.k_proj: a block of 128 rows with one scale is cut: 64 a rank"); /* copied */
+    arena_release(&a);
     close_model(&m);
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_every_operator),  cmocka_unit_test(test_rules_are_tight),
-        cmocka_unit_test(test_wild_attributes), cmocka_unit_test(test_slices),
-        cmocka_unit_test(test_degrees),
+        cmocka_unit_test(test_every_operator),   cmocka_unit_test(test_rules_are_tight),
+        cmocka_unit_test(test_wild_attributes),  cmocka_unit_test(test_slices),
+        cmocka_unit_test(test_experts),          cmocka_unit_test(test_unlike_experts),
+        cmocka_unit_test(test_blocks_of_scales), cmocka_unit_test(test_heads_in_blocks),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

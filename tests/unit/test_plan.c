@@ -142,24 +142,38 @@ static void test_tied(void **state)
 
 /* ---- tensor parallelism ---- */
 
+static void judge(struct model *m, struct plan_degrees *d, struct arena *a)
+{
+    arena_init(a, NULL, MEM_MISC);
+    assert_int_equal(plan_degrees(m->s, a, d, NULL), ERR_OK);
+    assert_int_equal(d->n_tp, 64);
+    for (size_t i = 0; i < d->n_tp; i++) {
+        const struct plan_degree *x = &d->tp[i];
+        assert_int_equal(x->degree, i + 1);
+        assert_true(!x->exact || x->legal);
+        assert_true(x->stem_bytes <= strlen(x->reason));
+        if ((x->reason[0] == 0) != x->exact || (x->stem_bytes == 0) != x->exact)
+            fail_msg("tp %u: reason \"%s\"", x->degree, x->reason);
+    }
+}
+
+/* expected: of 1, 2, 4 ... 64 */
 static void degrees(const struct sizes *z, const char *expected)
 {
     struct model m;
-    struct plan_degree d[16];
-    char got[16] = "";
+    struct plan_degrees d;
+    struct arena a;
+    char got[8] = "";
     open_model(&m, z);
-    size_t n = plan_tp_degrees(m.s, d, 16);
-    assert_int_equal(n, 7);
-    for (size_t i = 0; i < n; i++) {
-        assert_int_equal(d[i].tp, 1u << i);
-        got[i] = d[i].exact ? 'e' : (d[i].legal ? 'l' : '-');
-        assert_true(!d[i].exact || d[i].legal);
-        if ((d[i].reason[0] == 0) != (got[i] == 'e'))
-            fail_msg("tp %u: reason \"%s\"", d[i].tp, d[i].reason);
+    judge(&m, &d, &a);
+    for (size_t i = 0; i < 7; i++) {
+        const struct plan_degree *x = &d.tp[((size_t)1 << i) - 1];
+        got[i] = x->exact ? 'e' : (x->legal ? 'l' : '-');
     }
     if (strcmp(got, expected) != 0)
-        fail_msg("%s, expected %s (%s)", got, expected, d[1].reason);
-    assert_int_equal(plan_tp_degrees(m.s, d, 2), 2);
+        fail_msg("%s, expected %s (%s)", got, expected, d.tp[1].reason);
+    assert_int_equal(d.n_ep, 0); /* no experts */
+    arena_release(&a);
     close_model(&m);
 }
 
@@ -178,6 +192,75 @@ static void test_degrees(void **state)
     degrees(&(struct sizes){768, 1024, 2, 12, 6, 1024, false}, "ee-----"); /* 6 kv heads: not over 4 */
     degrees(&(struct sizes){768, 1024, 2, 12, 3, 1024, false},
             "e------"); /* 3 kv heads neither divide nor copy */
+}
+
+/* Every degree against the rules written down once more: whole heads, kv heads dealt out or copied, equal
+ * parts of the MLP and of the vocabulary. */
+static void every_degree(const struct sizes *z)
+{
+    struct model m;
+    struct plan_degrees d;
+    struct arena a;
+    open_model(&m, z);
+    judge(&m, &d, &a);
+    for (int tp = 1; tp <= 64; tp++) {
+        const struct plan_degree *x = &d.tp[tp - 1];
+        char by[16];
+        bool kv = z->kv % tp == 0 || (z->kv < tp && tp % z->kv == 0), heads = z->heads % tp == 0 && kv,
+             vocab = z->vocab % tp == 0, inter = z->intermediate % tp == 0;
+        if (x->legal != (heads && vocab && inter))
+            fail_msg("tp %d: %s \"%s\"", tp, x->legal ? "legal" : "not legal", x->reason);
+        /* segments are powers of two: so are the degrees that are exact */
+        assert_true(!x->exact || (tp & (tp - 1)) == 0);
+        if (x->legal)
+            continue;
+        snprintf(by, sizeof by, " by %d", tp);
+        const char *why = !heads ? "heads with" : !vocab ? "embed_tokens" : "up_proj";
+        bool other = heads && (strstr(x->reason, "lm_head") || strstr(x->reason, "gate_proj"));
+        if (!str_ends(x->reason, by) || (!strstr(x->reason, why) && !other))
+            fail_msg("tp %d: \"%s\", expected %s", tp, x->reason, why);
+        assert_string_equal(x->reason + x->stem_bytes, by);
+    }
+    arena_release(&a);
+    close_model(&m);
+}
+
+static void is(const struct plan_degree *d, uint32_t tp, bool legal, bool exact, const char *reason)
+{
+    const struct plan_degree *x = &d[tp - 1];
+    if (x->legal != legal || x->exact != exact || strcmp(x->reason, reason) != 0)
+        fail_msg("%u: %s, %s: \"%s\"", tp, x->legal ? "legal" : "not legal", x->exact ? "exact" : "not exact",
+                 x->reason);
+}
+
+static void test_every_degree(void **state)
+{
+    (void)state;
+    /* 168 heads divide by 3, 6, 7, 8 and 56 */
+    const struct sizes wide = {168 * 32, 168 * 64, 2, 168, 168, 168 * 100, false};
+    every_degree(&wide);
+    every_degree(&(struct sizes){168 * 32, 168 * 64, 2, 168, 3, 168 * 100, false}); /* 3 kv heads copied */
+    every_degree(
+        &(struct sizes){168 * 32, 168 * 64, 2, 168, 12, 168 * 25, false});        /* vocabulary: not by 16 */
+    every_degree(&(struct sizes){168 * 32, 1024, 2, 168, 168, 168 * 100, false}); /* MLP: not by 3 */
+    every_degree(&(struct sizes){60 * 32, 60 * 32, 2, 60, 60, 60 * 60, true});
+    every_degree(&(struct sizes){64, 172, 2, 8, 4, 512, true});
+    struct model m;
+    struct plan_degrees d;
+    struct arena a;
+    open_model(&m, &wide);
+    judge(&m, &d, &a);
+    is(d.tp, 1, true, true, "");
+    is(d.tp, 2, true, true, "");
+    is(d.tp, 3, true, false, "self_attn.o_proj is summed in 8 x 672 values"); /* 168 = 8 x 21 heads */
+    is(d.tp, 5, false, false, "168 heads with 168 kv heads do not divide by 5");
+    is(d.tp, 6, true, false, "self_attn.o_proj is summed in 8 x 672 values");
+    is(d.tp, 7, true, false, "self_attn.o_proj is summed in 8 x 672 values");
+    is(d.tp, 8, true, true, "");
+    is(d.tp, 56, true, false, "self_attn.o_proj is summed in 8 x 672 values");
+    is(d.tp, 64, false, false, "168 heads with 168 kv heads do not divide by 64");
+    arena_release(&a);
+    close_model(&m);
 }
 
 /* ---- layouts ---- */
@@ -218,10 +301,8 @@ static void test_smallest(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_single),
-        cmocka_unit_test(test_tied),
-        cmocka_unit_test(test_degrees),
-        cmocka_unit_test(test_smallest),
+        cmocka_unit_test(test_single),       cmocka_unit_test(test_tied),     cmocka_unit_test(test_degrees),
+        cmocka_unit_test(test_every_degree), cmocka_unit_test(test_smallest),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

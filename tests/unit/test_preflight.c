@@ -406,7 +406,7 @@ static void inspection(void **state)
     for (size_t k = 0; k < x->n; k++)
         parameters +=
             (uint64_t)(x->tensors[k].dims[0] * (x->tensors[k].n_dims == 2 ? x->tensors[k].dims[1] : 1));
-    assert_int_equal(preflight_inspect(x->c, x->s, &i, NULL), 0);
+    assert_int_equal(preflight_inspect(x->c, x->s, &x->arena, &i, NULL), 0);
     assert_int_equal(i.parameters, parameters);
     assert_int_equal(i.weight_bytes, 2 * parameters);
     assert_int_equal(i.n_layers, 3);
@@ -415,7 +415,8 @@ static void inspection(void **state)
     assert_int_equal(i.dtypes[0].dtype, D0_BF16);
     assert_int_equal(i.dtypes[0].n_tensors, x->n);
     assert_int_equal(i.kv_bytes_per_token, 3 * 2 * 2 * 8 * 2);
-    assert_true(i.n_degrees >= 1);
+    assert_int_equal(i.layouts.n_tp, 64);
+    assert_int_equal(i.layouts.n_ep, 0);
     assert_int_equal(strlen(i.manifest_sha256), 64);
     for (size_t k = 0; k < i.n_operators; k++)
         linears += !strcmp(i.operators[k].name, "linear") ? i.operators[k].count : 0;
@@ -426,6 +427,8 @@ static void inspection(void **state)
     assert_string_equal(json_string(json_get(v, "architecture")), "LlamaForCausalLM");
     assert_string_equal(json_string(json_get(json_get(v, "arch_file"), "origin")), "shipped");
     assert_int_equal(json_get(v, "operators")->n, i.n_operators);
+    assert_int_equal(json_get(v, "tp_degrees")->n, 64);
+    assert_int_equal(json_get(v, "ep_degrees")->n, 0);
     strbuf_release(&b);
 }
 
