@@ -42,6 +42,23 @@ const char *spec_scheme_name(uint32_t scheme)
     return "none";
 }
 
+bool spec_scheme_computed(uint32_t scheme)
+{
+    static const uint32_t computed[] = {
+#define SCHEME(...)
+#define PART(...)
+#define COMPUTED(NAME) QUANT_##NAME,
+#include "spec/quant_schemes.def"
+#undef SCHEME
+#undef PART
+#undef COMPUTED
+    };
+    for (size_t i = 0; i < ARRAY_LEN(computed); i++)
+        if (computed[i] == scheme)
+            return true;
+    return false;
+}
+
 uint32_t quant_scheme_find(const char *name)
 {
     for (size_t i = 0; i < ARRAY_LEN(schemes); i++)

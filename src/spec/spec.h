@@ -42,6 +42,9 @@ struct quant_form {
     uint32_t group_n, group_k; /* block of rows and columns with one scale */
 };
 const char *spec_scheme_name(uint32_t scheme); /* "none" "fp8_block" ... */
+/* Does this build have kernels for it? Of a scheme quant_schemes.def says it; 0: plain weights. */
+bool spec_scheme_computed(uint32_t scheme);
+bool spec_dtype_computed(uint32_t dtype); /* of weights that are stored plainly */
 
 /* One weight as the model means it. Experts of one layer are one weight whose name holds %d. */
 struct spec_weight {

@@ -30,7 +30,7 @@ static int parse_mark(const struct json *item, struct graph_value_info *info, st
 
 /* Types that operators are defined for. Anything else in the checkpoint is for the pre-flight to report; the
  * description then goes by the type that config.json states. */
-bool trace_dtype_usable(uint32_t dtype)
+bool spec_dtype_computed(uint32_t dtype)
 {
     return dtype == D0_F32 || dtype == D0_BF16 || dtype == D0_F16;
 }
@@ -168,7 +168,7 @@ static int weight_value(struct trace *t, const struct json *item, struct spec_we
         return err_set(e, ERR_FORMAT, "weight %s: more than %d dimensions", w->name, D0_MAX_DIMS);
     bool integer = w->dtype == D0_I64 || w->dtype == D0_I32;
     struct d0_value v = {.kind = D0_VALUE_WEIGHT, .dtype = code, .n_dims = w->n_dims + lead};
-    if (w->form.scheme == 0 && !trace_dtype_usable(code) && !integer)
+    if (w->form.scheme == 0 && !spec_dtype_computed(code) && !integer)
         v.dtype = t->fallback_dtype;
     if (lead)
         v.dims[0] = w->count;
