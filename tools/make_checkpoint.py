@@ -7,6 +7,9 @@
     make_checkpoint.py llama OUT --target-bytes 200G --shards 40        (layers are counted so that it comes near; takes seconds)
     make_checkpoint.py CONFIG_DIR OUT --shards 96                       (any model day0 knows: names, types and shapes are those of
                                                                          `day0 inspect CONFIG_DIR --tensors`; also drafting layers)
+    make_checkpoint.py CONFIG_DIR OUT --index model.safetensors.index.json[.gz]
+                                                                        (of these only what that index names, in the form it names them:
+                                                                         experts one by one or packed)
 
 --fill sparse (default): the data are holes: zeros that take no space on disk. For pre-flight, planning and streaming.
 --fill hash: real values, a pure function of seed, tensor name and element index i, so that any program can make the same:
@@ -26,6 +29,7 @@ A new family is one entry of FAMILIES: arguments, config and list of tensors. Py
 """
 import argparse
 import array
+import gzip
 import json
 import math
 import os
@@ -33,6 +37,7 @@ import shutil
 import struct
 import subprocess
 import sys
+import tempfile
 
 MASK = (1 << 64) - 1
 GOLDEN = 0x9E3779B97F4A7C15
@@ -234,6 +239,30 @@ def describe(day0, directory):
     return tensors
 
 
+def names_of(path):
+    with (gzip.open if path.endswith(".gz") else open)(path, "rt", encoding="utf-8") as f:
+        return json.load(f)["weight_map"]
+
+
+def describe_as_published(day0, directory, names):
+    """Only what an index names. Where day0 expects other names it sees these first, as tensors without elements: shapes it then tells anew."""
+    tensors = describe(day0, directory)
+    if not names.keys() <= {t["name"] for t in tensors}:
+        with tempfile.TemporaryDirectory() as scratch:
+            for name in ("config.json", "hf_quant_config.json"):
+                if os.path.exists(os.path.join(directory, name)):
+                    shutil.copyfile(os.path.join(directory, name), os.path.join(scratch, name))
+            text = json.dumps({n: {"dtype": "BF16", "shape": [0], "data_offsets": [0, 0]} for n in names}).encode()
+            with open(os.path.join(scratch, "model.safetensors"), "wb") as f:
+                f.write(struct.pack("<Q", len(text)) + text)
+            tensors = describe(day0, scratch)
+    tensors = [t for t in tensors if t["name"] in names]
+    missing = names.keys() - {t["name"] for t in tensors}
+    if missing:
+        sys.exit("%d names of the index are of no tensor that day0 describes, first: %s" % (len(missing), min(missing)))
+    return tensors
+
+
 def value_of(config, key):
     for part in (config, config.get("text_config") or {}, config.get("llm_config") or {}):
         if isinstance(part.get(key), int):
@@ -247,13 +276,14 @@ def from_config(argv):
     p.add_argument("config_dir")
     p.add_argument("out", metavar="OUT")
     p.add_argument("--day0", default=os.path.join(root, "build", "day0"))
+    p.add_argument("--index", metavar="FILE", help="only the tensors that this index names")
     p.add_argument("--shards", type=int, default=1)
     p.add_argument("--fill", choices=("sparse", "hash"), default="sparse")
     p.add_argument("--seed", type=int, default=1)
     a = p.parse_args(argv)
     with open(os.path.join(a.config_dir, "config.json"), encoding="utf-8") as f:
         config = json.load(f)
-    tensors = describe(a.day0, a.config_dir)
+    tensors = describe_as_published(a.day0, a.config_dir, names_of(a.index)) if a.index else describe(a.day0, a.config_dir)
     os.makedirs(a.out, exist_ok=True)
     for name in ("config.json", "hf_quant_config.json"):
         path = os.path.join(a.config_dir, name)

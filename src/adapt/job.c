@@ -75,6 +75,14 @@ const struct finding *job_obstacle(const struct job *j)
     return NULL;
 }
 
+const struct finding *job_not_computed(const struct job *j)
+{
+    for (size_t i = 0; i < j->f->n; i++)
+        if (j->f->items[i].id == FINDING_P005)
+            return &j->f->items[i];
+    return NULL;
+}
+
 const char *job_too_large(struct job *j)
 {
     char need[40], have[40], layout[96] = "none up to 4,096 ranks of this size";
@@ -140,7 +148,9 @@ static int open_model(struct job *j, struct err *e)
     if (!rc)
         rc = spec_open(&j->spec, j->ckpt, &so, &j->opening, j->d0, e);
     /* memory is stage 3's to judge; the tokenizer is prompt_open's where there is a description */
-    struct preflight_options po = {.skip_tokenizer = j->spec != NULL};
+    bool here = dev_name_is_cpu(j->o->device);
+    struct preflight_options po = {
+        .skip_tokenizer = j->spec != NULL, .runs_here = here, .runs_elsewhere = !here};
     if (!rc)
         rc = preflight_check(j->ckpt, j->spec, &po, &j->opening, j->d0, e);
     if (!rc && j->spec)

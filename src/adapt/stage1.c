@@ -134,6 +134,7 @@ int stage1_run(struct job *j, struct json_writer *w, struct err *e)
     }
     judge_weights(j);
     const struct finding *obstacle = job_obstacle(j);
+    obstacle = obstacle ? obstacle : job_not_computed(j);
     if (obstacle)
         stage_say(j, STAGE_ENVIRONMENT, STAGE_FAILED, "%s %s: %s: %s", finding_code(obstacle->id),
                   finding_name(obstacle->id), obstacle->subject, obstacle->evidence);

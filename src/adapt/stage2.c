@@ -204,14 +204,19 @@ static int run_reference(struct job *j, struct json_writer *w, struct notes *not
     return rc;
 }
 
-static void set_rows(struct job *j, const struct minimal *m, const struct notes *notes, bool referenced,
-                     bool reference_passed)
+static void set_weights_row(struct job *j, const struct notes *notes)
 {
     const struct row *weights = &j->out->rows[ROW_WEIGHTS];
     if (job_errors(j, ROW_WEIGHTS))
         job_row(j, ROW_WEIGHTS, ROW_FAILED, "%s", notes->weights);
     else if (weights->state == ROW_PASSED)
         job_row(j, ROW_WEIGHTS, ROW_PASSED, "%s; %s", weights->evidence, notes->weights);
+}
+
+static void set_rows(struct job *j, const struct minimal *m, const struct notes *notes, bool referenced,
+                     bool reference_passed)
+{
+    set_weights_row(j, notes);
     if (job_errors(j, ROW_NUMERICS))
         job_row(j, ROW_NUMERICS, ROW_FAILED, "%s",
                 notes->numerics[0] ? notes->numerics
@@ -248,12 +253,14 @@ static void summarise(struct job *j, const struct minimal *m, const struct notes
             m->n_ran, m->n);
 }
 
+/* What was read of the weights stands; nothing is computed with them. */
 static void stop_at(struct job *j, const struct finding *f, const struct notes *notes)
 {
-    job_row(j, ROW_WEIGHTS, ROW_FAILED, "%s", notes->weights);
+    set_weights_row(j, notes);
     job_row(j, ROW_NUMERICS, ROW_NOT_CHECKED, "not checked: %s %s comes first", finding_code(f->id),
             finding_name(f->id));
-    stage_say(j, STAGE_MINIMAL, STAGE_FAILED, "%s; nothing else was run", notes->weights);
+    stage_say(j, STAGE_MINIMAL, STAGE_FAILED, "%s; nothing else was run: %s comes first", notes->weights,
+              finding_code(f->id));
 }
 
 static int run_all(struct job *j, struct json_writer *w, struct err *e)
@@ -262,13 +269,15 @@ static int run_all(struct job *j, struct json_writer *w, struct err *e)
     struct notes notes = {0};
     bool passed = false, referenced = j->o->reference != NULL, whole = j->planned && j->plan.fits && j->front;
     int rc = run_payload(j, w, &notes, e);
-    const struct finding *obstacle = rc ? NULL : job_obstacle(j);
+    if (rc)
+        return rc;
+    const struct finding *obstacle = job_obstacle(j);
+    obstacle = obstacle ? obstacle : job_not_computed(j);
     if (obstacle) { /* everything that computes with such weights would only repeat it */
         stop_at(j, obstacle, &notes);
         return ERR_OK;
     }
-    if (!rc)
-        rc = run_minimal(j, w, &m, e);
+    rc = run_minimal(j, w, &m, e);
     if (!rc && whole)
         rc = run_bits(j, w, &notes, e);
     if (!rc && whole)

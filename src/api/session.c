@@ -12,6 +12,7 @@
 
 #include "base/thread.h"
 #include "host/host.h"
+#include "preflight/preflight.h"
 
 #define DEFAULT_CONTEXT     4096
 #define DEFAULT_SEQS        32
@@ -83,6 +84,8 @@ static int open_model(struct session *s, const struct session_options *o, struct
         return rc;
     struct spec_options so = {.arch_path = o->arch_path, .kv_dtype = o->kv_dtype};
     rc = spec_open(&s->spec, s->ckpt, &so, f, d0, e);
+    if (rc == ERR_OK && s->spec && dev_name_is_cpu(o->device))
+        rc = preflight_kernels(s->spec, true, f, e);
     if (rc != ERR_OK)
         return rc;
     if (!s->spec || findings_failed(f))

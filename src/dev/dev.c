@@ -50,9 +50,14 @@ size_t dev_names(const char *const **out)
     return ARRAY_LEN(names);
 }
 
+bool dev_name_is_cpu(const char *name)
+{
+    return !name || !strcmp(name, "cpu");
+}
+
 static int find_device(struct dev *d, const char *name, struct err *e)
 {
-    if (!name || !strcmp(name, "cpu"))
+    if (dev_name_is_cpu(name))
         d->api = cpu_device_api();
     else if (!strcmp(name, "null"))
         d->api = null_device_api();

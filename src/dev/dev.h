@@ -32,6 +32,8 @@ int dev_open(struct dev *out, const struct dev_options *options, struct err *e);
 void dev_close(struct dev *d);
 int dev_info(struct dev *d, struct d0_device_info *out, struct err *e);
 
+/* Is it, as --device names it (NULL: the default), the one that computes with this build's own kernels? */
+bool dev_name_is_cpu(const char *name);
 /* Names of built-in devices, for listings. */
 size_t dev_names(const char *const **out);
 

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Owns: tensors that a description wants against those that a checkpoint has: missing, of another shape, of a
- * type that is not computed, claimed by nobody. Tensors are counted in kinds (their name without its
- * numbers), so that 61 layers are one finding; what a lost shard explains is left to the finding of that
+ * type that cannot be meant, claimed by nobody. Refuses to ask which types are computed here: a checkpoint is
+ * right or wrong whoever computes it (check_kernels.c asks). Tensors are counted in kinds (their name without
+ * its numbers), so that 61 layers are one finding; what a lost shard explains is left to the finding of that
  * shard.
  */
 #include "preflight/preflight_internal.h"
@@ -323,39 +324,63 @@ static int check_shapes(struct check *x)
 
 /* ---- types */
 
-static bool is_computed(uint32_t dtype)
+bool is_plain_number(uint32_t dtype)
 {
-    return dtype == D0_F32 || dtype == D0_BF16 || dtype == D0_F16;
+    return dtype == D0_F64 || dtype == D0_F32 || dtype == D0_BF16 || dtype == D0_F16;
 }
 
-/* Codes are judged by the type of what they are in; integer tables are no numbers to compute with. Of scales
- * and the like only what their scheme does not allow. */
-static bool is_of_type(const struct wanted *w, uint32_t dtype)
+/* Wrong whoever computes it. With a storage scheme: a part of a type that the scheme does not have, except
+ * that scales which are numbers may be wider or narrower ones. Without: what is no number by itself, except
+ * integer tables, which are no weights to compute with. A type whose name is unknown (0) has been reported
+ * with the checkpoint. */
+static bool is_of_wrong_type(const struct wanted *w)
 {
-    if (!w->tensor || w->tensor->dtype != dtype)
+    uint32_t dtype = w->tensor ? w->tensor->dtype : 0;
+    if (dtype == 0)
         return false;
-    if (w->role != ROLE_WEIGHT)
-        return w->dtype != dtype;
-    return w->weight->form.scheme != 0 || w->weight->quantisable || (dtype != D0_I64 && dtype != D0_I32);
+    if (w->weight->form.scheme)
+        return w->dtype != dtype && !(is_plain_number(w->dtype) && is_plain_number(dtype));
+    return !is_plain_number(dtype) && (w->weight->quantisable || (dtype != D0_I64 && dtype != D0_I32));
 }
 
-/* One finding for each type. A type whose name is unknown has been reported with the checkpoint. */
-static void check_dtypes(struct check *x)
+/* Tensors of one type that share a fault. */
+struct wrong_type {
+    struct tally tensors;
+    const struct wanted *first;
+};
+
+static void report_wrong_type(struct check *x, const struct wrong_type *t)
 {
     char text[700];
-    for (uint32_t dtype = 1; dtype < 64; dtype++) {
-        struct tally tensors = {0};
-        if (is_computed(dtype) || dtype_bits(dtype) == 0)
+    const struct wanted *w = t->first;
+    if (w->weight->form.scheme)
+        finding_add(
+            x->f, FINDING_W013, dtype_name(w->tensor->dtype), "%s of this element type; %s has its %s in %s",
+            tally_format(&t->tensors, "tensor", text, sizeof(text)), spec_scheme_name(w->weight->form.scheme),
+            w->role == ROLE_WEIGHT ? "codes" : spec_role_name(w->role), dtype_name(w->dtype));
+    else
+        finding_add(
+            x->f, FINDING_W013, dtype_name(w->tensor->dtype),
+            "%s of this element type, which is no number by itself, and no storage scheme explains it",
+            tally_format(&t->tensors, "weight", text, sizeof(text)));
+}
+
+/* One finding for each type, and for plain weights another than for parts of a scheme. */
+static void check_dtypes(struct check *x)
+{
+    struct wrong_type all[64][2] = {{{{0}, NULL}}};
+    for (size_t i = 0; i < x->n_wanted; i++) {
+        const struct wanted *w = &x->wanted[i];
+        if (!is_of_wrong_type(w) || w->tensor->dtype >= ARRAY_LEN(all))
             continue;
-        for (size_t i = 0; i < x->n_wanted; i++) {
-            if (is_of_type(&x->wanted[i], dtype))
-                tally_add(&tensors, x->wanted[i].name);
-        }
-        if (tensors.n)
-            finding_add(x->f, FINDING_W013, dtype_name(dtype),
-                        "%s of this element type; computed are F32, BF16 and F16",
-                        tally_format(&tensors, "weight", text, sizeof(text)));
+        struct wrong_type *t = &all[w->tensor->dtype][w->weight->form.scheme != 0];
+        t->first = t->first ? t->first : w;
+        tally_add(&t->tensors, w->name);
     }
+    for (size_t i = 0; i < ARRAY_LEN(all); i++)
+        for (size_t k = 0; k < 2; k++)
+            if (all[i][k].first)
+                report_wrong_type(x, &all[i][k]);
 }
 
 /* Values that a family keeps in a wider type than the rest of its model: a copy in fewer bits is not the same

@@ -44,16 +44,12 @@ static void soften(struct findings *f, size_t from, enum finding_id id, enum sev
 }
 
 /* A draft that disagrees with the weights says nothing against the weights; it never passes, whatever it
- * finds. For a card that is not here its profile tells the types. */
-static void judge_less(const struct spec *s, const struct preflight_options *o, struct findings *f,
-                       size_t from)
+ * finds. */
+static void judge_less(const struct spec *s, struct findings *f, size_t from)
 {
     static const enum finding_id of_draft[] = {FINDING_W009, FINDING_W010, FINDING_Q002};
     for (size_t i = 0; s->origin == ARCH_DRAFTED && i < ARRAY_LEN(of_draft); i++)
         soften(f, from, of_draft[i], SEVERITY_WARNING, "correct the drafted architecture file");
-    if (o->card)
-        soften(f, from, FINDING_W013, SEVERITY_INFO,
-               "this build is not asked: the card's profile tells its types");
 }
 
 int preflight_check(struct ckpt *c, const struct spec *s, const struct preflight_options *o,
@@ -66,7 +62,7 @@ int preflight_check(struct ckpt *c, const struct spec *s, const struct preflight
         check_keys(c, s, f);
         const size_t before = f->n;
         rc = check_weights(c, s, f, e);
-        judge_less(s, o, f, before);
+        judge_less(s, f, before);
         if (!rc)
             rc = check_trust(c, s, f, e);
     }
@@ -76,6 +72,8 @@ int preflight_check(struct ckpt *c, const struct spec *s, const struct preflight
         rc = check_tokenizer(c, s, f, d0, e);
     if (!rc && s && o->card)
         rc = check_card(s, o, f, e);
+    else if (!rc && s && !o->runs_elsewhere)
+        rc = preflight_kernels(s, o->runs_here, f, e);
     if (!rc && s && o->memory_bytes)
         rc = check_memory(s, o, f, e);
     return rc;

@@ -23,13 +23,20 @@ struct preflight_options {
     bool partial;                         /* preflight_open: see ckpt_options */
     const struct host_card_profile *card; /* judge for this card, which is not here; NULL: none */
     uint32_t n_cards;                     /* of that kind; 0: 1 */
+    bool runs_here;      /* the model is to be run by this build's own kernels: what they lack is an error */
+    bool runs_elsewhere; /* another device was named, and is asked itself: what they lack is not told */
 };
 
 /* Adds findings to those of ckpt_open() and spec_open(): C005, C009, W009, W010, W011, W013, T001..T003,
- * W017, M001, P001, P004 (the last two about options->card). s: NULL where there is no description; then only
- * what needs none is checked. Errors: ERR_NOMEM, ERR_IO. */
+ * W017, M001, P001, P004 (these two about options->card), P005 (not with a card). s: NULL where there is no
+ * description; then only what needs none is checked. Errors: ERR_NOMEM, ERR_IO. */
 int preflight_check(struct ckpt *c, const struct spec *s, const struct preflight_options *o,
                     struct findings *f, struct d0 *d0, struct err *e);
+
+/* P005 alone: what of the text graph this build does not compute: storage of weights, operators. Severity
+ * error if the model is to be run here, else information. Also a part of preflight_check. Errors: ERR_NOMEM.
+ */
+int preflight_kernels(const struct spec *s, bool runs_here, struct findings *f, struct err *e);
 
 /* All of it in order: ckpt_open, spec_open, preflight_check. *c and *s are set as far as they could be
  * opened, and the caller closes them, also after an error; *s may be NULL after success. */

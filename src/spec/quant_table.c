@@ -42,6 +42,11 @@ const char *spec_scheme_name(uint32_t scheme)
     return "none";
 }
 
+bool spec_value_computed(const struct graph *g, uint32_t value)
+{
+    return g->info[value].scheme == QUANT_NONE || g->values[value].format.scale_dtype != 0;
+}
+
 uint32_t quant_scheme_find(const char *name)
 {
     for (size_t i = 0; i < ARRAY_LEN(schemes); i++)

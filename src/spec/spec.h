@@ -53,6 +53,10 @@ struct quant_form {
     uint32_t group_n, group_k; /* block of rows and columns with one scale */
 };
 const char *spec_scheme_name(uint32_t scheme); /* "none" "fp8_block" ... */
+/* Do the kernels of this build read this weight as it is stored? Plainly, or in a format of the device
+ * interface. */
+bool spec_value_computed(const struct graph *g, uint32_t value);
+bool spec_dtype_computed(uint32_t dtype); /* of weights that are stored plainly */
 
 /* One weight as the model means it. Experts of one layer are one weight whose name holds %d. */
 struct spec_weight {

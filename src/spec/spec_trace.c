@@ -313,14 +313,14 @@ static uint32_t config_dtype(const struct ckpt *c)
 {
     static const char *const nested[] = {NULL, "text_config", "llm_config", "language_config"};
     uint32_t dtype = 0;
-    for (size_t i = 0; i < ARRAY_LEN(nested) && !trace_dtype_usable(dtype); i++) {
+    for (size_t i = 0; i < ARRAY_LEN(nested) && !spec_dtype_computed(dtype); i++) {
         const struct json *from = nested[i] ? json_get(c->config, nested[i]) : c->config;
         const char *name = json_string(json_get(from, "torch_dtype"));
         if (name == NULL)
             name = json_string(json_get(from, "dtype"));
         dtype = name ? dtype_parse_torch(name) : 0;
     }
-    if (trace_dtype_usable(dtype))
+    if (spec_dtype_computed(dtype))
         return dtype;
     /* A model that does not say and is quantised keeps the rest in 16 bits. */
     return json_get(c->config, "quantization_config") || c->quant_config ? D0_BF16 : D0_F32;

@@ -27,8 +27,6 @@ struct trace {
 
 /* A name of its own of printable ASCII: it goes into files, reports and terminals. */
 int trace_name(struct trace *t, const struct json *item, const char **out, struct err *e);
-/* Types that operators are defined for. */
-bool trace_dtype_usable(uint32_t dtype);
 /* A weight: into the list, and where it is part of the text into the graph. */
 int trace_weight(struct trace *t, const struct json *item, uint32_t *out, struct err *e);
 

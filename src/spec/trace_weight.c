@@ -30,7 +30,7 @@ static int parse_mark(const struct json *item, struct graph_value_info *info, st
 
 /* Types that operators are defined for. Anything else in the checkpoint is for the pre-flight to report; the
  * description then goes by the type that config.json states. */
-bool trace_dtype_usable(uint32_t dtype)
+bool spec_dtype_computed(uint32_t dtype)
 {
     return dtype == D0_F32 || dtype == D0_BF16 || dtype == D0_F16;
 }
@@ -171,7 +171,7 @@ static int weight_value(struct trace *t, const struct json *item, struct spec_we
     bool held = w->form.scheme && quant_format(w, t->c, &code, &v.format);
     if (held)
         v.dtype = code;
-    if (w->form.scheme == 0 && !trace_dtype_usable(code) && !integer)
+    if (w->form.scheme == 0 && !spec_dtype_computed(code) && !integer)
         v.dtype = t->fallback_dtype;
     if (lead)
         v.dims[0] = w->count;

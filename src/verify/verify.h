@@ -21,10 +21,11 @@ struct verify_op_row {
     char types[48]; /* "x F32, w BF16" */
     uint32_t count; /* nodes of the model */
     bool supported;
+    bool beyond_build; /* this build has no kernel for it, or for how one of its weights is stored */
     char reason[128];
 };
-/* One row per (operator, weight type) of the graph; findings P001 for the unsupported ones. Returns rows in
- * the arena. */
+/* One row per (operator, weight type) of the graph; findings P001 for the unsupported ones, except for those
+ * that a P005 among the findings has told already. Returns rows in the arena. */
 int verify_matrix(struct dev *d, const struct graph *g, struct arena *arena, struct verify_op_row **rows,
                   size_t *n, struct findings *f, struct err *e);
 

@@ -47,6 +47,23 @@ static void format_types(const struct graph *g, const struct d0_node *n, const s
     }
 }
 
+/* What finding P005 tells of (preflight_kernels). */
+static bool is_beyond_build(const struct graph *g, const struct d0_node *n)
+{
+    bool beyond = op_no_kernel(n->op);
+    for (uint32_t i = 0; i < n->n_inputs; i++)
+        beyond |= n->inputs[i] != D0_NO_VALUE && !spec_value_computed(g, n->inputs[i]);
+    return beyond;
+}
+
+static bool told_already(const struct findings *f)
+{
+    for (size_t i = 0; i < f->n; i++)
+        if (f->items[i].id == FINDING_P005)
+            return true;
+    return false;
+}
+
 int verify_matrix(struct dev *d, const struct graph *g, struct arena *arena, struct verify_op_row **rows,
                   size_t *n, struct findings *f, struct err *e)
 {
@@ -66,7 +83,8 @@ int verify_matrix(struct dev *d, const struct graph *g, struct arena *arena, str
         graph_part(copy, &part);
     for (uint32_t i = 0; rc == 0 && i < copy->n_nodes; i++) {
         const struct op_info *op = op_find(copy->nodes[i].op);
-        struct verify_op_row row = {.op = op ? op->name : "?", .count = 1};
+        struct verify_op_row row = {
+            .op = op ? op->name : "?", .count = 1, .beyond_build = is_beyond_build(copy, &copy->nodes[i])};
         if (op)
             format_types(copy, &copy->nodes[i], op, row.types, sizeof row.types);
         row.supported = dev_supports(d, &part, i, row.reason, sizeof row.reason);
@@ -74,16 +92,17 @@ int verify_matrix(struct dev *d, const struct graph *g, struct arena *arena, str
             row.reason[0] = 0;
         size_t k = 0;
         /* one refused node is enough to refuse a row, so refused and accepted ones are kept apart */
-        while (k < *n && (list[k].supported != row.supported || strcmp(list[k].op, row.op) != 0 ||
-                          strcmp(list[k].types, row.types) != 0))
+        while (k < *n && (list[k].supported != row.supported || list[k].beyond_build != row.beyond_build ||
+                          strcmp(list[k].op, row.op) != 0 || strcmp(list[k].types, row.types) != 0))
             k++;
         if (k < *n)
             list[k].count++;
         else if (*n < capacity)
             list[(*n)++] = row;
     }
+    const bool told = told_already(f);
     for (size_t k = 0; rc == 0 && k < *n; k++)
-        if (!list[k].supported)
+        if (!list[k].supported && !(list[k].beyond_build && told))
             finding_add(f, FINDING_P001, list[k].op, "%u nodes (%s): %s", list[k].count, list[k].types,
                         list[k].reason);
     graph_free(copy);

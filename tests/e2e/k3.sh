@@ -14,7 +14,7 @@ made = json.load(open(sys.argv[2] + "/model.safetensors.index.json"))
 assert set(published["weight_map"]) == set(made["weight_map"]), "names differ"
 assert published["metadata"]["total_size"] == made["metadata"]["total_size"], "sizes differ"
 EOF
-python3 - "$day0" "$model" > "$scratch/out" 2>&1 << 'EOF' && ok "check: at most 3 s of processor time and 1 GiB, nothing but types that are not computed" || not_ok "check: time, memory or findings"
+python3 - "$day0" "$model" > "$scratch/out" 2>&1 << 'EOF' && ok "check: at most 3 s of processor time and 1 GiB, no error" || not_ok "check: time, memory or findings"
 import json, resource, subprocess, sys
 p = subprocess.run([sys.argv[1], "check", sys.argv[2], "--json", "--memory", "2T"], stdout=subprocess.PIPE)
 r = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -22,7 +22,7 @@ d = json.loads(p.stdout)
 print("%.2f s user, %.2f s system, %.2f s in all, %d MiB" % (r.ru_utime, r.ru_stime, d["seconds"], r.ru_maxrss // 1024))
 print([(f["id"], f["subject"]) for f in d["findings"]])
 assert r.ru_utime + r.ru_stime <= 3 and r.ru_maxrss <= 1 << 20
-assert {f["id"] for f in d["findings"] if f["severity"] == "error"} <= {"W013"}
+assert not [f for f in d["findings"] if f["severity"] == "error"]
 json.dump(d["layouts"], open(sys.argv[2] + ".layouts", "w"))
 EOF
 # TP cuts 96 heads, 163,840 tokens, and the 3,072 values of an expert in groups of 32; EP deals out 896 experts.

@@ -100,7 +100,7 @@ def write(path, header, data, raw=None):
         f.write(struct.pack("<Q", len(text)) + text + data)
 
 
-WIDTH = {"F32": 4, "BF16": 2, "F16": 2, "I64": 8, "I32": 4}
+WIDTH = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2, "I64": 8, "I32": 4}
 
 
 def lay_out(header):

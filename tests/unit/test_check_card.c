@@ -238,12 +238,33 @@ static void memory_of_cards(void **state)
     findings_release(&f);
 }
 
+/* The card is asked, and not this build. */
+static void what_is_not_computed_here(void **state)
+{
+    struct model *m = *state;
+    struct findings f;
+    const struct preflight_options no_card = {.skip_tokenizer = true};
+    uint32_t *dtype = &m->s->weights[0].dtype, before = *dtype;
+    *dtype = D0_F64;
+    assert_int_equal(
+        judge(m, PROFILE("24000000000", "[\"BF16\",\"F32\",\"F64\"]", SIMPLE ATTENTION "," GLU), 1, &f),
+        PREFLIGHT_FAIL); /* no operator takes it: see check_operator_types */
+    assert_null(find(&f, FINDING_P005));
+    findings_release(&f);
+    findings_init(&f, NULL);
+    assert_int_equal(preflight_check(m->c, m->s, &no_card, &f, &m->d0, NULL), 0);
+    assert_non_null(find(&f, FINDING_P005));
+    findings_release(&f);
+    *dtype = before;
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_card_that_runs_it),     cmocka_unit_test(an_operator_it_does_not_run),
-        cmocka_unit_test(a_head_it_does_not_take), cmocka_unit_test(a_type_it_does_not_compute),
-        cmocka_unit_test(unknown_is_not_green),    cmocka_unit_test(memory_of_cards),
+        cmocka_unit_test(a_card_that_runs_it),       cmocka_unit_test(an_operator_it_does_not_run),
+        cmocka_unit_test(a_head_it_does_not_take),   cmocka_unit_test(a_type_it_does_not_compute),
+        cmocka_unit_test(unknown_is_not_green),      cmocka_unit_test(memory_of_cards),
+        cmocka_unit_test(what_is_not_computed_here),
     };
     return cmocka_run_group_tests_name("check_card", tests, set_up, tear_down);
 }

@@ -270,6 +270,26 @@ static void types(void **state)
     find(x, "model.norm.weight")->dtype = D0_F32;
     write_weights(x);
     only(x, FINDING_W013, "I8", "2 weights");
+    assert_int_equal(x->f.items[0].severity, SEVERITY_ERROR);
+}
+
+/* What this build does not compute is no fault of the checkpoint, and none of a device that computes it. */
+static void kernels(void **state)
+{
+    struct fixture *x = *state;
+    find(x, "model.layers.0.mlp.up_proj.weight")->dtype = D0_F64;
+    find(x, "model.layers.1.mlp.up_proj.weight")->dtype = D0_F64;
+    write_weights(x);
+    only(x, FINDING_P005, "LlamaForCausalLM", "weights stored as F64 (2)");
+    assert_int_equal(x->f.items[0].severity, SEVERITY_INFO);
+    assert_int_equal(preflight_verdict(&x->f, x->s), PREFLIGHT_PASS);
+    x->options.runs_here = true;
+    only(x, FINDING_P005, "LlamaForCausalLM", "weights stored as F64 (2)");
+    assert_int_equal(x->f.items[0].severity, SEVERITY_ERROR);
+    assert_int_equal(preflight_verdict(&x->f, x->s), PREFLIGHT_FAIL);
+    x->options = (struct preflight_options){.runs_elsewhere = true};
+    check(x);
+    assert_int_equal(x->f.n, 0);
 }
 
 static void unclaimed(void **state)
@@ -446,9 +466,9 @@ int main(void)
 {
 #define T(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
     const struct CMUnitTest tests[] = {
-        T(sound),  T(missing),   T(missing_head), T(missing_layer), T(lost_shard), T(shapes),
-        T(types),  T(unclaimed), T(tied),         T(unread_key),    T(no_config),  T(tokenizers),
-        T(memory), T(documents), T(inspection),   T(no_directory),
+        T(sound),      T(missing), T(missing_head), T(missing_layer), T(lost_shard),   T(shapes),
+        T(types),      T(kernels), T(unclaimed),    T(tied),          T(unread_key),   T(no_config),
+        T(tokenizers), T(memory),  T(documents),    T(inspection),    T(no_directory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
