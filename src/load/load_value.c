@@ -197,9 +197,10 @@ static int zero_points(struct filling *f, const struct spec_tensor *x, uint64_t 
             unsigned shift = bits * (awq ? awq_place(i) : (unsigned)(i % per));
             uint64_t word = q->scheme == QUANT_CT_INT ? i / per * g + j : j * packed + i / per;
             unsigned z = word_code(from, word, shift, bits);
-            /* up to 16 or 256 - 1: what no byte holds does not occur in a file that was ever read */
             z += q->scheme == QUANT_GPTQ && !q->plain_zeros;
-            to[i * g + j] = (unsigned char)(z > 255 ? 255 : z);
+            if (z > 255)
+                rc = mismatch(f, x, "a zero point of 256 has no place in a byte");
+            to[i * g + j] = (unsigned char)z;
         }
     if (rc == ERR_OK && !f->check_only)
         rc = put(f, at, to, n * g);
