@@ -12,14 +12,13 @@
 
 /* ---- single codes ---- */
 
-/* Sign, 4 bits of exponent (bias 7), 3 of mantissa; no infinity; all ones: NaN. */
+/* Sign, 4 bits of exponent (bias 7), 3 of mantissa; no infinity; all ones: NaN. The same bits as an F16 have a bias of 15:
+ * 2^8 less. */
 static float e4m3(unsigned code)
 {
-    unsigned exponent = code >> 3 & 15, mantissa = code & 7;
-    float v = exponent == 15 && mantissa == 7 ? NAN
-              : exponent == 0                 ? ldexpf((float)mantissa, -9)
-                                              : ldexpf((float)(8 + mantissa), (int)exponent - 10);
-    return code & 0x80 ? -v : v;
+    if ((code & 0x7f) == 0x7f)
+        return NAN;
+    return 256 * f16_to_f32((uint16_t)((code & 0x7f) << 7 | (code & 0x80) << 8));
 }
 
 /* Sign, 2 bits of exponent, 1 of mantissa: 0 0.5 1 1.5 2 3 4 6. */
@@ -31,7 +30,11 @@ static float e2m1(unsigned code)
 
 static float e8m0(unsigned code)
 {
-    return code == 255 ? NAN : ldexpf(1, (int)code - 127);
+    union {
+        uint32_t u;
+        float f;
+    } v = {.u = code ? code << 23 : 1u << 22}; /* 2^-127 is subnormal */
+    return code == 255 ? NAN : v.f;
 }
 
 float tensor_code(uint32_t dtype, unsigned code)
@@ -175,6 +178,12 @@ static unsigned code_at(const unsigned char *row, uint32_t dtype, size_t k)
 
 void tensor_form_row(const struct tensor_form *f, const void *data, size_t row, float *out)
 {
+    tensor_form_run(f, data, row, 0, (size_t)f->k, out);
+}
+
+void tensor_form_run(const struct tensor_form *f, const void *data, size_t row, size_t from, size_t n,
+                     float *out)
+{
     const unsigned char *bytes = data, *codes = bytes + row * f->row_bytes;
     const size_t matrix = row / (size_t)f->n, k_groups = (size_t)f->groups_k;
     const uint32_t flags = f->format.flags;
@@ -184,14 +193,14 @@ void tensor_form_row(const struct tensor_form *f, const void *data, size_t row, 
     float global = 1;
     if (flags & D0_FORMAT_GLOBAL)
         memcpy(&global, bytes + f->global + 4 * matrix, sizeof global);
-    for (size_t k = 0; k < (size_t)f->k; k++) {
+    for (size_t k = from; k < from + n; k++, out++) {
         size_t group = k / group_k;
         if (flags & D0_FORMAT_ORDER) {
             int32_t g;
             memcpy(&g, bytes + f->order + 4 * (matrix * (size_t)f->k + k), sizeof g);
             group = (size_t)g;
             if (g < 0 || group >= k_groups) { /* not from a checked file: no number */
-                out[k] = NAN;
+                *out = NAN;
                 continue;
             }
         }
@@ -200,6 +209,6 @@ void tensor_form_row(const struct tensor_form *f, const void *data, size_t row, 
             scale = flags & D0_FORMAT_DIVIDE ? scale / global : scale * global;
         float zero =
             (flags & D0_FORMAT_ZEROS) ? (float)bytes[f->zeros + first + group] : (float)f->format.bias;
-        out[k] = (tensor_code(f->dtype, code_at(codes, f->dtype, k)) - zero) * scale;
+        *out = (tensor_code(f->dtype, code_at(codes, f->dtype, k)) - zero) * scale;
     }
 }

@@ -69,6 +69,9 @@ bool tensor_form_of(const struct d0_value *v, struct tensor_form *out);
 /* The float32 values of one row, counted over all matrices: out[k]. The definition of what such a weight is.
  */
 void tensor_form_row(const struct tensor_form *f, const void *data, size_t row, float *out);
+/* Columns from .. from + n - 1 of it: out[n]. */
+void tensor_form_run(const struct tensor_form *f, const void *data, size_t row, size_t from, size_t n,
+                     float *out);
 /* Bytes of a value, its negative dims replaced by those of `dims` (index -1 - enum d0_dim). false: too large,
  * or a format that does not exist. */
 bool tensor_value_bytes(const struct d0_value *v, const int64_t dims[D0_N_DIMS], uint64_t *out);

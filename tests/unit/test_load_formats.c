@@ -425,7 +425,7 @@ static void test_schemes(void **state)
         write_dir(twin_dir, "", &twin);
         close_dir(&o);
         static float got[TOKENS * VOCAB], want[TOKENS * VOCAB];
-        static const char *const isas[] = {"ref"};
+        static const char *const isas[] = {"ref", "fast"};
         for (size_t k = 0; k < ARRAY_LEN(isas); k++) {
             logits_of(dir, isas[k], got);
             logits_of(twin_dir, isas[k], want);

@@ -10,6 +10,7 @@
 #include "kern/x86/lanes_common.h"
 
 #include "kern/x86/attention_tmpl.h"
+#include "kern/x86/codes_tmpl.h"
 #include "kern/x86/linear_tmpl.h"
 #include "kern/x86/rows_tmpl.h"
 #include "kern/x86/table_tmpl.h"

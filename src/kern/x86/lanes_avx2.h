@@ -83,6 +83,25 @@ static inline lanes lanes_load_f16(const uint16_t *p)
                    _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(p + 8)))};
 }
 
+/* Sixteen F16, or sixteen bytes as integers, of a register. */
+static inline lanes lanes_of_halves(__m256i v)
+{
+    return (lanes){_mm256_cvtph_ps(_mm256_castsi256_si128(v)),
+                   _mm256_cvtph_ps(_mm256_extracti128_si256(v, 1))};
+}
+
+static inline lanes lanes_of_i8(__m128i v)
+{
+    return (lanes){_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(v)),
+                   _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(v, 8)))};
+}
+
+static inline lanes lanes_of_u8(__m128i v)
+{
+    return (lanes){_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(v)),
+                   _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_srli_si128(v, 8)))};
+}
+
 static inline lanes lanes_add(lanes x, lanes y)
 {
     return (lanes){_mm256_add_ps(x.a, y.a), _mm256_add_ps(x.b, y.b)};

@@ -72,6 +72,22 @@ static inline lanes lanes_load_f16(const uint16_t *p)
     return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p));
 }
 
+/* Sixteen F16, or sixteen bytes as integers, of a register. */
+static inline lanes lanes_of_halves(__m256i v)
+{
+    return _mm512_cvtph_ps(v);
+}
+
+static inline lanes lanes_of_i8(__m128i v)
+{
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(v));
+}
+
+static inline lanes lanes_of_u8(__m128i v)
+{
+    return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(v));
+}
+
 static inline lanes lanes_add(lanes x, lanes y)
 {
     return _mm512_add_ps(x, y);

@@ -37,7 +37,8 @@ struct NAME(tile) {
     float *out;                /* [TOKENS, n] */
     struct NAME(state) * state;
     size_t k, n, segments;
-    size_t rows; /* of out to write: <= ROWS */
+    size_t rows;       /* of out to write: <= ROWS */
+    size_t first_step; /* wide: of K, of what w holds */
     uint32_t bias_dtype;
 };
 
@@ -142,8 +143,9 @@ INLINE void NAME(tile_run)(const size_t TOKENS, const size_t ROWS, const struct 
             EACH_OUTPUT(ZERO_OUTPUT)
         }
         NAME(chains)
-        (TOKENS, ROWS, t->x + k, t->k, t->w + (packed ? (s * steps + at / 16) * step : k * width), dtype,
-         row_stride, step, n, acc);
+        (TOKENS, ROWS, t->x + k, t->k,
+         t->w + (packed ? (s * steps + at / 16 - t->first_step) * step : k * width), dtype, row_stride, step,
+         n, acc);
         k += n;
         if (at + n == length) {
             NAME(sums)(acc, TOKENS * ROWS, sum);
@@ -266,6 +268,19 @@ INLINE void NAME(widen_of_type)(const unsigned char *w, const uint32_t dtype, si
     }
 }
 
+/* The same of a weight stored as codes. */
+static void NAME(widen_coded)(const struct kern_args *a, const struct NAME(wide) * s, size_t segments,
+                              size_t first, size_t last, unsigned char *out)
+{
+    size_t length = (size_t)a->k / segments, steps = (length + 15) / 16;
+    for (size_t j = first; j < last || (j - first) % TILE_ROWS; j++) {
+        float *to = (float *)(out + (j - first) / TILE_ROWS * s->tile_bytes) + (j - first) % TILE_ROWS * 16;
+        for (size_t i = 0; i < segments; i++, to += steps * TILE_ROWS * 16)
+            NAME(widen_codes)
+            (a->in_form[1], a->in[1], j < last ? j : last - 1, i * length, length, TILE_ROWS * 16, to);
+    }
+}
+
 /* Rows first..last of W, tile by tile. The last tile is filled up with copies of the last row, whose sums
  * nobody takes. */
 static void NAME(widen)(const struct kern_args *a, const struct NAME(wide) * s, size_t segments, size_t first,
@@ -273,6 +288,10 @@ static void NAME(widen)(const struct kern_args *a, const struct NAME(wide) * s, 
 {
     uint32_t dtype = a->in_dtype[1];
     size_t k = (size_t)a->k, width = dtype == D0_F32 ? 4 : 2;
+    if (a->in_form[1]) {
+        NAME(widen_coded)(a, s, segments, first, last, out);
+        return;
+    }
     for (size_t j = first; j < last || (j - first) % TILE_ROWS; j++) {
         const unsigned char *w = (const unsigned char *)a->in[1] + (j < last ? j : last - 1) * k * width;
         float *to = (float *)(out + (j - first) / TILE_ROWS * s->tile_bytes) + (j - first) % TILE_ROWS * 16;
@@ -353,6 +372,73 @@ static void NAME(linear_wide)(const struct kern_args *a, size_t first, size_t la
             NAME(wide_chunk)(&t, &s, n_tokens - i < chunk ? n_tokens - i : chunk, rows);
         }
     }
+}
+
+/* ---- few tokens, codes --------------------------------------------------------------------------------- */
+
+#define FEW_STEPS (K_BLOCK / 16 + 64) /* whole short segments round up to whole steps */
+#define FEW_TILES ((DIRECT_TOKENS + TILE_TOKENS - 1) / TILE_TOKENS)
+
+/* What stays in the first-level cache while all tokens use it: a tile of rows, one block of K of it. */
+struct NAME(few) {
+    float w[FEW_STEPS * TILE_ROWS * 16];
+    struct NAME(state) state[FEW_TILES];
+};
+
+static size_t NAME(coded_scratch)(const struct kern_args *a)
+{
+    return a->n_rows <= DIRECT_TOKENS ? sizeof(struct NAME(few)) : NAME(linear_scratch)(a);
+}
+
+static void NAME(widen_block)(const struct kern_args *a, size_t row, size_t last, size_t length, size_t from,
+                              size_t to, float *out)
+{
+    for (size_t r = 0; r < TILE_ROWS; r++) {
+        float *at = out + r * 16;
+        for (size_t k = from; k < to;) {
+            size_t rest = length - k % length, n = rest < to - k ? rest : to - k;
+            NAME(widen_codes)
+            (a->in_form[1], a->in[1], row + r < last ? row + r : last - 1, k, n, TILE_ROWS * 16, at);
+            at += (n + 15) / 16 * TILE_ROWS * 16;
+            k += n;
+        }
+    }
+}
+
+static void NAME(linear_few)(const struct kern_args *a, size_t first, size_t last, unsigned thread)
+{
+    struct NAME(few) *few = (void *)((unsigned char *)a->scratch + thread * a->scratch_bytes);
+    const unsigned char *bias = a->in[2];
+    size_t k = (size_t)a->k, n_tokens = (size_t)a->n_rows,
+           segments = a->segments > 1 ? (size_t)a->segments : 1, length = k / segments,
+           steps = (length + 15) / 16, bias_width = a->in_dtype[2] == D0_F32 ? 4 : 2;
+    for (size_t j = first; j < last; j += TILE_ROWS)
+        for (size_t from = 0, to; from < k; from = to) {
+            to = NAME(block_end)(k, length, from);
+            NAME(widen_block)(a, j, last, length, from, to, few->w);
+            for (size_t i = 0; i < n_tokens; i += TILE_TOKENS) {
+                struct NAME(tile) t = {.x = (const float *)a->in[0] + i * k,
+                                       .w = (const unsigned char *)few->w,
+                                       .bias = bias ? bias + j * bias_width : NULL,
+                                       .out = (float *)a->out[0] + i * (size_t)a->n + j,
+                                       .state = &few->state[i / TILE_TOKENS],
+                                       .k = k,
+                                       .n = (size_t)a->n,
+                                       .segments = segments,
+                                       .rows = last - j < TILE_ROWS ? last - j : TILE_ROWS,
+                                       .first_step = from / length * steps + from % length / 16,
+                                       .bias_dtype = a->in_dtype[2]};
+                NAME(wide_tile)(&t, n_tokens - i < TILE_TOKENS ? n_tokens - i : TILE_TOKENS, from, to);
+            }
+        }
+}
+
+static void NAME(linear_coded)(const struct kern_args *a, size_t first, size_t last, unsigned thread)
+{
+    if (a->n_rows > DIRECT_TOKENS)
+        NAME(linear_wide)(a, first, last, thread);
+    else
+        NAME(linear_few)(a, first, last, thread);
 }
 
 static void NAME(linear)(const struct kern_args *a, size_t first, size_t last, unsigned thread)

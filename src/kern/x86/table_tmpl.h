@@ -15,10 +15,22 @@
             NAME(linear_scratch)                                                                             \
     }
 
+#define CODED(type, text)                                                                                    \
+    {                                                                                                        \
+        D0_OP_LINEAR, type, ISA, STR(NAME(linear_##text)), NAME(linear_coded), kern_items_columns,           \
+            GRAIN_ROWS, NAME(coded_scratch)                                                                  \
+    }
+
 static const struct kern_variant NAME(variants)[] = {
     LINEAR(D0_F32, f32),
     LINEAR(D0_BF16, bf16),
     LINEAR(D0_F16, f16),
+    CODED(D0_F8_E4M3, f8_e4m3),
+    CODED(D0_F8_E5M2, f8_e5m2),
+    CODED(D0_F4, f4),
+    CODED(D0_I8, i8),
+    CODED(D0_U8, u8),
+    CODED(D0_U4, u4),
     VARIANT(RMS_NORM, 0, rms_norm, kern_items_rows, 1, NULL),
     VARIANT(ADD, 0, add, kern_items_elements, 16384, NULL),
     VARIANT(ROPE, 0, rope, kern_items_rows, 4, NULL),
