@@ -92,7 +92,7 @@ size_t kc_outputs(const struct kc_case *c, unsigned o); /* elements of output o 
 struct kc_memory;
 struct kc_placed {
     struct kern_args a;
-    size_t out_bytes[2], state_bytes[2];
+    size_t out_bytes[2], state_bytes[2], shared_bytes;
 };
 struct kc_memory *kc_memory_open(void);
 void kc_memory_close(struct kc_memory *m);
@@ -100,7 +100,8 @@ void kc_memory_close(struct kc_memory *m);
  * around inputs is NaN, around outputs canaries. false: does not fit. */
 bool kc_place(struct kc_memory *m, const struct kc_case *c, const struct kern_variant *v, bool at_end,
               struct kc_placed *p);
-/* Runs items [first, last). 0, or the signal that ended it. */
+void kc_scratch_clear(const struct kc_placed *p); /* as before the first run */
+/* Runs items [first, last) of a->phase. 0, or the signal that ended it. */
 int kc_call(const struct kern_variant *v, const struct kern_args *a, size_t first, size_t last,
             unsigned thread);
 /* What was touched that must not be, or NULL. `thread` is the only one whose scratch may have changed. */
@@ -137,6 +138,7 @@ struct kc_planted {
     const char *bug;
 };
 size_t kc_planted(const struct kc_planted **out);
+size_t kc_planted_experts(const struct kc_planted **out); /* kc_planted_experts.c */
 
 /* ---- kc_bench.c ---- */
 void kc_bench(const struct kern_variant *v, FILE *out); /* one line: ns, GB/s, GFLOP/s, ratio to ref */
