@@ -14,11 +14,19 @@
         D0_OP_LINEAR, type, ISA, STR(NAME(linear_##text)), NAME(linear), kern_items_columns, GRAIN_ROWS,     \
             NAME(linear_scratch)                                                                             \
     }
+#define EXPERTS(type, text)                                                                                  \
+    {                                                                                                        \
+        D0_OP_EXPERTS, type, ISA, STR(NAME(experts_##text)), NAME(experts), NAME(experts_items), GRAIN_ROWS, \
+            NAME(experts_scratch), NAME(experts_shared), 3                                                   \
+    }
 
 static const struct kern_variant NAME(variants)[] = {
     LINEAR(D0_F32, f32),
     LINEAR(D0_BF16, bf16),
     LINEAR(D0_F16, f16),
+    EXPERTS(D0_F32, f32),
+    EXPERTS(D0_BF16, bf16),
+    EXPERTS(D0_F16, f16),
     VARIANT(RMS_NORM, 0, rms_norm, kern_items_rows, 1, NULL),
     VARIANT(ADD, 0, add, kern_items_elements, 16384, NULL),
     VARIANT(ROPE, 0, rope, kern_items_rows, 4, NULL),
