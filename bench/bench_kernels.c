@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The linear kernel against this machine's limits. In every round, one after the other: bandwidth of plain
- * reads, peak of float32 fused multiply-adds, then the kernel at each shape. Printed: medians of ratios over
- * rounds, since the bandwidth of shared machines changes within seconds, and the best of all rounds over the
- * best limit, for machines that others use meanwhile. With one thread only its own processor time counts.
- * usage: bench_kernels [THREADS] [ROUNDS] [ISA]
+ * The linear kernel and that of experts against this machine's limits. In every round, one after the other:
+ * bandwidth of plain reads, peak of float32 fused multiply-adds, then the kernel at each shape. Printed:
+ * medians of ratios over rounds, since the bandwidth of shared machines changes within seconds, and the best
+ * of all rounds over the best limit, for machines that others use meanwhile. With one thread only its own
+ * processor time counts. usage: bench_kernels [THREADS] [ROUNDS] [ISA]
  */
 #include <immintrin.h>
 #include <math.h>
@@ -20,7 +20,7 @@
 
 #define BUFFER_BYTES  ((size_t)512 << 20)
 #define MAX_ROUNDS    64
-#define SCRATCH_BYTES ((size_t)4 << 20) /* of one thread */
+#define SCRATCH_BYTES ((size_t)8 << 20) /* of one thread */
 
 struct machine {
     struct pool *pool;
@@ -144,6 +144,76 @@ static double measure_linear(struct machine *m, enum kern_isa isa, const struct 
     return (double)(now_ns(m) - t) * 1e-9;
 }
 
+/* ---- experts ---- */
+
+struct moe_shape {
+    int64_t t, d, inter, n, slots, layout, transposed;
+    uint32_t dtype;
+};
+
+static const struct moe_shape moe_shapes[] = {
+    {1, 2048, 768, 32, 8, 0, 0, D0_BF16},   {4, 2048, 768, 32, 8, 0, 0, D0_BF16},
+    {16, 2048, 768, 32, 8, 0, 0, D0_BF16},  {64, 2048, 768, 32, 8, 0, 0, D0_BF16},
+    {512, 2048, 768, 32, 8, 0, 0, D0_BF16}, {512, 2048, 768, 32, 8, 2, 1, D0_BF16},
+    {512, 1024, 512, 32, 8, 0, 0, D0_BF16}, {512, 1024, 512, 32, 8, 0, 0, D0_F32},
+    {1, 2048, 768, 32, 8, 2, 1, D0_BF16},
+};
+#define N_MOE (sizeof moe_shapes / sizeof moe_shapes[0])
+
+struct moe_memory {
+    float *x, *out, *weights;
+    int32_t *ids;
+    void *scratch, *shared;
+    size_t shared_bytes;
+};
+
+/* Each token chooses `slots` different experts, all as often. */
+static void choose(const struct moe_shape *s, struct moe_memory *y, uint64_t seed)
+{
+    for (int64_t i = 0; i < s->t * s->slots; i++) {
+        int64_t first = (int64_t)(rng_u64(seed, (uint64_t)(i / s->slots)) % (uint64_t)s->n);
+        y->ids[i] = (int32_t)((first + i % s->slots * (s->n / s->slots)) % s->n);
+        y->weights[i] = 1.0f / (float)s->slots;
+    }
+}
+
+/* As measure_linear. *bytes: of the experts that somebody chose. Seconds. */
+static double measure_experts(struct machine *m, enum kern_isa isa, const struct moe_shape *s,
+                              struct moe_memory *y, size_t at, double *bytes)
+{
+    size_t one = (size_t)(s->d * s->inter) * (s->dtype == D0_F32 ? 4 : 2), all = one * (size_t)s->n * 3;
+    bool chosen[64] = {false}, fused = s->layout != 0;
+    unsigned char *w = m->buffer + at % (BUFFER_BYTES / all) * all;
+    choose(s, y, at);
+    *bytes = 0;
+    for (int64_t i = 0; i < s->t * s->slots; i++) {
+        *bytes += chosen[y->ids[i]] ? 0 : 3 * (double)one;
+        chosen[y->ids[i]] = true;
+    }
+    struct job j = {.v = kern_pick(D0_OP_EXPERTS, s->dtype, isa)};
+    j.args = (struct kern_args){.in = {y->x, y->ids, y->weights, w, w + (size_t)s->n * one,
+                                       fused ? NULL : w + 2 * (size_t)s->n * one},
+                                .out = {y->out},
+                                .in_dtype = {D0_F32, D0_I32, D0_F32, s->dtype, s->dtype, s->dtype},
+                                .in_dims = {[1] = {s->t, s->slots, 1, 1}, [3] = {s->n, s->d, s->inter, 1}},
+                                .tokens = s->t,
+                                .n_rows = s->t,
+                                .k = s->d,
+                                .n = s->d,
+                                .scratch = y->scratch,
+                                .scratch_bytes = SCRATCH_BYTES,
+                                .shared = y->shared};
+    j.args.attr[D0_ATTR_INTER].i = s->inter;
+    j.args.attr[D0_ATTR_LAYOUT].i = s->layout;
+    j.args.attr[D0_ATTR_TRANSPOSED].i = s->transposed;
+    if (j.v->scratch(&j.args) > SCRATCH_BYTES || j.v->shared(&j.args) > y->shared_bytes)
+        return NAN;
+    uint64_t t = now_ns(m);
+    for (j.args.phase = 0; j.args.phase < kern_phases(j.v); j.args.phase++)
+        pool_run(m->pool, j.v->items(&j.args), j.v->grain, run_items, &j);
+    return (double)(now_ns(m) - t) * 1e-9;
+}
+
 static int by_value(const void *a, const void *b)
 {
     double x = *(const double *)a, y = *(const double *)b;
@@ -178,6 +248,39 @@ static void fill(struct machine *m)
         w[i] = (uint16_t)(0x3C80 | (i * 2654435761u >> 25 & 0x807F));
 }
 
+/* The experts, rounds of their own: ratios to the limits of the same round. */
+static void experts_table(struct machine *m, enum kern_isa isa, int rounds, struct moe_memory *y)
+{
+    static double of_read[N_MOE][MAX_ROUNDS], of_peak[N_MOE][MAX_ROUNDS], gbs[N_MOE][MAX_ROUNDS],
+        gf[N_MOE][MAX_ROUNDS];
+    double read_best = 0, peak_best = 0;
+    for (int r = 0; r < rounds; r++)
+        for (size_t i = 0; i < N_MOE; i++) {
+            const struct moe_shape *s = &moe_shapes[i];
+            double bytes, peak = measure_fma(m, isa), read = measure_read(m),
+                          t = measure_experts(m, isa, s, y, (size_t)r * 7 + i, &bytes);
+            peak_best = peak > peak_best ? peak : peak_best;
+            read_best = read > read_best ? read : read_best;
+            gbs[i][r] = bytes / t * 1e-9;
+            gf[i][r] = 6.0 * (double)(s->t * s->slots * s->d * s->inter) / t * 1e-9;
+            of_read[i][r] = gbs[i][r] / read;
+            of_peak[i][r] = gf[i][r] / peak;
+        }
+    printf("experts; best of all rounds: read %.1f GB/s, float32 FMA peak %.0f GFLOP/s\n", read_best,
+           peak_best);
+    printf("%4s %6s %6s %7s %12s %5s %10s %9s %10s %9s %9s %9s\n", "T", "D", "I", "experts", "layout", "type",
+           "weightGB/s", "of read", "GFLOP/s", "of peak", "of read", "of peak");
+    for (size_t i = 0; i < N_MOE; i++) {
+        const struct moe_shape *s = &moe_shapes[i];
+        double gb = median(gbs[i], rounds), flops = median(gf[i], rounds);
+        printf("%4d %6d %6d %4d/%-2d %10d%s %5s %10.1f %8.0f%% %10.0f %8.0f%% %8.0f%% %8.0f%%\n", (int)s->t,
+               (int)s->d, (int)s->inter, (int)s->slots, (int)s->n, (int)s->layout,
+               s->transposed ? " t" : "  ", s->dtype == D0_F32 ? "F32" : "BF16", gb,
+               100 * median(of_read[i], rounds), flops, 100 * median(of_peak[i], rounds),
+               100 * best(gbs[i], rounds) / read_best, 100 * best(gf[i], rounds) / peak_best);
+    }
+}
+
 int main(int argc, char **argv)
 {
     unsigned threads = argc > 1 ? (unsigned)strtoul(argv[1], NULL, 10) : 2;
@@ -194,7 +297,11 @@ int main(int argc, char **argv)
     m.buffer = mmap(NULL, BUFFER_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     float *x = aligned_alloc(64, 512 * 4096 * 4), *out = aligned_alloc(64, 512 * 8192 * 4);
     void *scratch = aligned_alloc(64, threads * SCRATCH_BYTES);
-    if (m.buffer == MAP_FAILED || !x || !out || !scratch)
+    struct moe_memory moe = {.x = x, .out = out, .scratch = scratch, .shared_bytes = (size_t)32 << 20};
+    moe.ids = malloc(512 * 8 * sizeof *moe.ids);
+    moe.weights = malloc(512 * 8 * sizeof *moe.weights);
+    moe.shared = aligned_alloc(64, moe.shared_bytes);
+    if (m.buffer == MAP_FAILED || !x || !out || !scratch || !moe.ids || !moe.weights || !moe.shared)
         return 3;
     madvise(m.buffer, BUFFER_BYTES, MADV_HUGEPAGE);
     fill(&m);
@@ -203,6 +310,7 @@ int main(int argc, char **argv)
     static double gbs[N_SHAPES][MAX_ROUNDS], of_read[N_SHAPES][MAX_ROUNDS], gf[N_SHAPES][MAX_ROUNDS],
         of_peak[N_SHAPES][MAX_ROUNDS];
     double reads[MAX_ROUNDS], peaks[MAX_ROUNDS];
+    experts_table(&m, isa, rounds, &moe);
     for (int r = 0; r < rounds; r++) {
         peaks[r] = measure_fma(&m, isa);
         reads[r] = measure_read(&m);

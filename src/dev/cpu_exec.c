@@ -38,8 +38,9 @@ struct d0_exec {
     struct cpu_slot *slots;
     uint32_t n_nodes, n_slots, n_unbound;
     int64_t max_dims[D0_N_DIMS], dims[D0_N_DIMS]; /* of the last run */
-    struct d0_buffer scratch, kernel_scratch;
+    struct d0_buffer scratch, kernel_scratch, kernel_shared;
     size_t kernel_bytes; /* per thread */
+    size_t shared_bytes; /* of the node that wants most */
 };
 
 /* ---- choosing ------------------------------------------------------------------------------------------ */
@@ -194,7 +195,9 @@ static void compile_node(struct d0_exec *x, const struct d0_part *p, uint32_t i)
     fill_sizes(&largest, c, x->max_dims);
     fill_dims(x, c, &largest, x->max_dims);
     size_t scratch = c->variant->scratch ? c->variant->scratch(&largest) : 0;
+    size_t shared = c->variant->shared ? c->variant->shared(&largest) : 0;
     x->kernel_bytes = scratch > x->kernel_bytes ? scratch : x->kernel_bytes;
+    x->shared_bytes = shared > x->shared_bytes ? shared : x->shared_bytes;
 }
 
 static int fill_slots(struct d0_exec *x, const struct d0_part *p, struct d0_status *st)
@@ -217,6 +220,30 @@ static int fill_slots(struct d0_exec *x, const struct d0_part *p, struct d0_stat
     return D0_OK;
 }
 
+/* Scratch of the kernels: some for each thread, some for the node that runs. */
+static int kernel_memory(struct d0_exec *x, struct d0_status *st)
+{
+    uint64_t bytes;
+    if (x->kernel_bytes > SIZE_MAX - 63 ||
+        !mul_u64(ALIGN_UP(x->kernel_bytes, 64), pool_threads(x->device->pool), &bytes))
+        return status_set(st, D0_E_NOMEM, "cpu: kernels want %zu bytes of scratch per thread",
+                          x->kernel_bytes);
+    x->kernel_bytes = ALIGN_UP(x->kernel_bytes, 64);
+    int rc = cpu_memory_get(x->device, bytes, &x->kernel_scratch, "scratch of kernels", st);
+    if (rc == D0_OK && x->shared_bytes)
+        rc = cpu_memory_get(x->device, x->shared_bytes, &x->kernel_shared, "scratch of one kernel", st);
+    if (x->kernel_scratch.data)
+        mem_account(x->device->mem, MEM_SCRATCH, (int64_t)x->kernel_scratch.bytes);
+    if (x->kernel_shared.data)
+        mem_account(x->device->mem, MEM_SCRATCH, (int64_t)x->kernel_shared.bytes);
+    for (uint32_t i = 0; rc == D0_OK && i < x->n_nodes; i++) {
+        x->nodes[i].args.scratch = x->kernel_scratch.data;
+        x->nodes[i].args.scratch_bytes = x->kernel_bytes;
+        x->nodes[i].args.shared = x->kernel_shared.data;
+    }
+    return rc;
+}
+
 static int compile_all(struct d0_exec *x, const struct d0_part *p, struct d0_status *st)
 {
     int rc = fill_slots(x, p, st);
@@ -229,20 +256,7 @@ static int compile_all(struct d0_exec *x, const struct d0_part *p, struct d0_sta
                               p->nodes[i].op, p->nodes[i].layer, reason);
         compile_node(x, p, i);
     }
-    uint64_t bytes;
-    x->kernel_bytes = ALIGN_UP(x->kernel_bytes, 64);
-    if (!mul_u64(x->kernel_bytes, pool_threads(x->device->pool), &bytes))
-        return status_set(st, D0_E_NOMEM, "cpu: kernels want %zu bytes of scratch per thread",
-                          x->kernel_bytes);
-    rc = cpu_memory_get(x->device, bytes, &x->kernel_scratch, "scratch of kernels", st);
-    if (rc != D0_OK)
-        return rc;
-    mem_account(x->device->mem, MEM_SCRATCH, (int64_t)bytes);
-    for (uint32_t i = 0; i < p->n_nodes; i++) {
-        x->nodes[i].args.scratch = x->kernel_scratch.data;
-        x->nodes[i].args.scratch_bytes = x->kernel_bytes;
-    }
-    return D0_OK;
+    return kernel_memory(x, st);
 }
 
 int cpu_compile(struct d0_device *d, const struct d0_part *p, struct d0_exec **out, struct d0_status *st)
@@ -272,7 +286,7 @@ void cpu_exec_destroy(struct d0_device *d, struct d0_exec *x)
 {
     if (!x)
         return;
-    struct d0_buffer *held[] = {&x->scratch, &x->kernel_scratch};
+    struct d0_buffer *held[] = {&x->scratch, &x->kernel_scratch, &x->kernel_shared};
     for (size_t i = 0; i < ARRAY_LEN(held); i++)
         if (held[i]->data) {
             mem_account(d->mem, MEM_SCRATCH, -(int64_t)held[i]->bytes);
@@ -348,16 +362,18 @@ static int run_node(struct d0_exec *x, const struct cpu_node *n, struct launch *
             a->state[s] = x->slots[n->inputs[n->state[s]]].address;
     fill_sizes(a, n, x->dims);
     fill_dims(x, n, a, x->dims);
-    size_t items = n->variant->items(a);
-    if (items == 0)
-        return D0_OK;
-    if (n->variant->scratch && n->variant->scratch(a) > x->kernel_bytes)
+    if ((n->variant->scratch && n->variant->scratch(a) > x->kernel_bytes) ||
+        (n->variant->shared && n->variant->shared(a) > x->shared_bytes))
         return status_set(st, D0_E_DEVICE, "cpu: %s wants more scratch for a smaller step", n->variant->name);
     size_t grain = n->variant->grain ? n->variant->grain : 1;
-    if (items <= grain || work_of(n, a) < SMALL_WORK)
-        l->run(a, 0, items, 0);
-    else
-        pool_run(x->device->pool, items, grain, run_range, l);
+    bool alone = work_of(n, a) < SMALL_WORK;
+    for (a->phase = 0; a->phase < kern_phases(n->variant); a->phase++) {
+        size_t items = n->variant->items(a);
+        if (items > 0 && (items <= grain || alone))
+            l->run(a, 0, items, 0);
+        else if (items > 0)
+            pool_run(x->device->pool, items, grain, run_range, l);
+    }
     return D0_OK;
 }
 

@@ -114,6 +114,8 @@ int kern_dtype_input(uint32_t op)
         return 1;
     case D0_OP_KV_STORE:
         return 2;
+    case D0_OP_EXPERTS:
+        return 3;
     default:
         return -1;
     }

@@ -44,11 +44,13 @@ struct kern_args {
     int64_t pages, page_tokens;        /* KV pages */
     int64_t dim, v_dim, heads, kv_heads, segments, window, style, offset, plus_one, function;
     double eps, scale, factor;
-    void *scratch; /* per-thread scratch, `scratch_bytes` for each thread, 64-aligned */
+    void *scratch; /* per-thread scratch, `scratch_bytes` for each thread, 64-aligned; lost between phases */
     size_t scratch_bytes;
+    void *shared; /* scratch of the node, 64-aligned: what one phase leaves for the next ones */
+    unsigned phase;
 };
 
-/* Runs items first..last-1, at least one. */
+/* Runs items first..last-1 of the phase, at least one. */
 typedef void (*kern_fn)(const struct kern_args *a, size_t first, size_t last, unsigned thread);
 
 struct kern_variant {
@@ -57,10 +59,22 @@ struct kern_variant {
     enum kern_isa isa;
     const char *name; /* "linear_bf16_avx512" */
     kern_fn run;
-    size_t (*items)(const struct kern_args *a);   /* independent work items */
-    size_t grain;                                 /* items handed out together */
+    size_t (*items)(
+        const struct kern_args *a); /* independent work items; of a->phase, where there are several */
+    size_t grain;                   /* items handed out together */
     size_t (*scratch)(const struct kern_args *a); /* bytes per thread; NULL: none */
+    /* A kernel whose items need what others computed runs in phases 0 .. phases-1: all items of one are done
+     * before the next begins, and `shared` holds what is between them. Items of one phase write disjoint
+     * bytes of it. */
+    size_t (*shared)(const struct kern_args *a); /* bytes for the node; NULL: none */
+    unsigned phases;                             /* 0: one */
 };
+
+/* Phases of a variant, at least one. */
+static inline unsigned kern_phases(const struct kern_variant *v)
+{
+    return v->phases ? v->phases : 1;
+}
 
 /* The variant for (op, dtype) with the highest instruction set not above `isa`; NULL if there is none at all.
  * An `isa` of KERN_REF gives the definition. */

@@ -77,8 +77,10 @@ size_t kc_width(uint32_t dtype);
 /* Fill input i with n values of the class, row_elements (0: shared) to a batch row. */
 void kc_fill(struct kc_case *c, unsigned i, uint32_t dtype, int64_t n, int64_t row_elements);
 /* A weight [matrices, n, k] into input i: plain, or codes in a format that the case draws, where dtype is one
- * of codes. */
-void kc_weight(struct kc_case *c, unsigned i, uint32_t dtype, int64_t matrices, int64_t n, int64_t k);
+ * of codes. small: powers of two by which scales are smaller than usual. */
+void kc_weight(struct kc_case *c, unsigned i, uint32_t dtype, int64_t matrices, int64_t n, int64_t k,
+               int small);
+bool kc_is_code(uint32_t dtype);
 int32_t *kc_ints(struct kc_case *c, unsigned i, int64_t n, int64_t row_elements); /* zeroes */
 void kc_output(struct kc_case *c, int64_t rows, int64_t row_elements);            /* the first, float32 */
 /* Output o of this type; also out_dims of the arguments. Leaves n_rows and n alone but for o == 0. */
@@ -95,7 +97,7 @@ size_t kc_outputs(const struct kc_case *c, unsigned o); /* elements of output o 
 struct kc_memory;
 struct kc_placed {
     struct kern_args a;
-    size_t out_bytes[2], state_bytes[2];
+    size_t out_bytes[2], state_bytes[2], shared_bytes;
 };
 struct kc_memory *kc_memory_open(void);
 void kc_memory_close(struct kc_memory *m);
@@ -103,7 +105,8 @@ void kc_memory_close(struct kc_memory *m);
  * around inputs is NaN, around outputs canaries. false: does not fit. */
 bool kc_place(struct kc_memory *m, const struct kc_case *c, const struct kern_variant *v, bool at_end,
               struct kc_placed *p);
-/* Runs items [first, last). 0, or the signal that ended it. */
+void kc_scratch_clear(const struct kc_placed *p); /* as before the first run */
+/* Runs items [first, last) of a->phase. 0, or the signal that ended it. */
 int kc_call(const struct kern_variant *v, const struct kern_args *a, size_t first, size_t last,
             unsigned thread);
 /* What was touched that must not be, or NULL. `thread` is the only one whose scratch may have changed. */
@@ -140,6 +143,7 @@ struct kc_planted {
     const char *bug;
 };
 size_t kc_planted(const struct kc_planted **out);
+size_t kc_planted_experts(const struct kc_planted **out); /* kc_planted_experts.c */
 
 /* ---- kc_bench.c ---- */
 void kc_bench(const struct kern_variant *v, FILE *out); /* one line: ns, GB/s, GFLOP/s, ratio to ref */

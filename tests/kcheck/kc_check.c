@@ -72,13 +72,13 @@ void kc_case_make(struct kc_checker *k, uint32_t op, uint32_t dtype, unsigned in
 
 /* What one run left behind. */
 struct image {
-    unsigned char *bytes; /* the two outputs, then the two states */
+    unsigned char *bytes; /* the two outputs, then the two states, then what phases share */
     size_t n;
 };
 
 static size_t image_bytes(const struct kc_placed *p)
 {
-    return p->out_bytes[0] + p->out_bytes[1] + p->state_bytes[0] + p->state_bytes[1];
+    return p->out_bytes[0] + p->out_bytes[1] + p->state_bytes[0] + p->state_bytes[1] + p->shared_bytes;
 }
 
 static struct image image_take(struct kc_checker *k, const struct kc_placed *p)
@@ -91,6 +91,8 @@ static struct image image_take(struct kc_checker *k, const struct kc_placed *p)
     for (size_t s = 0, at = p->out_bytes[0] + p->out_bytes[1]; s < 2; at += p->state_bytes[s++])
         if (p->state_bytes[s])
             memcpy(i.bytes + at, p->a.state[s], p->state_bytes[s]);
+    if (p->shared_bytes)
+        memcpy(i.bytes + i.n - p->shared_bytes, p->a.shared, p->shared_bytes);
     return i;
 }
 
@@ -104,13 +106,17 @@ static void fail(struct kc_verdict *r, const char *fmt, ...)
     va_end(args);
 }
 
-/* Equal bits, where any NaN of a float32 output equals any other. */
-static bool same_image(const struct kc_case *c, const struct image *a, const struct image *b, size_t *at)
+/* Equal bits, where any NaN of a float32 output equals any other. What phases share is compared by those who
+ * run the same phases of the same batch. */
+static bool same_bytes(const struct kc_case *c, const struct image *a, const struct image *b, size_t n,
+                       size_t *at)
 {
-    for (size_t i = 0; i < a->n; i++)
+    size_t outputs = c->out[0].bytes + c->out[1].bytes,
+           states = outputs + c->state[0].bytes + c->state[1].bytes;
+    for (size_t i = 0; i < n; i++)
         if (a->bytes[i] != b->bytes[i]) {
             *at = i / 4;
-            if (i >= c->out[0].bytes + c->out[1].bytes || c->out_ints[i >= c->out[0].bytes])
+            if ((i >= outputs && i < states) || (i < outputs && c->out_ints[i >= c->out[0].bytes]))
                 return false;
             float x, y;
             memcpy(&x, a->bytes + i / 4 * 4, 4);
@@ -119,6 +125,28 @@ static bool same_image(const struct kc_case *c, const struct image *a, const str
                 return false;
         }
     return true;
+}
+
+/* Outputs and states alike. */
+static bool same_image(const struct kc_case *c, const struct image *a, const struct image *b, size_t *at)
+{
+    size_t n = c->out[0].bytes + c->out[1].bytes + c->state[0].bytes + c->state[1].bytes;
+    return same_bytes(c, a, b, n, at);
+}
+
+/* Phases [from, to) whole, on one thread. Its scratch does not live from one to the next. 0 or the signal. */
+static int run_phases(const struct kern_variant *v, const struct kc_placed *p, struct kern_args a,
+                      unsigned from, unsigned to, unsigned thread)
+{
+    int number = 0;
+    for (a.phase = from; a.phase < to && !number; a.phase++) {
+        size_t items = v->items(&a);
+        if (a.phase > from)
+            kc_scratch_clear(p);
+        if (items)
+            number = kc_call(v, &a, 0, items, thread);
+    }
+    return number;
 }
 
 /* Did a run end by itself and leave alone what is not its own? */
@@ -184,8 +212,7 @@ static bool run_whole(struct kc_checker *k, const struct kern_variant *v, const 
         fail(r, "the case is too large for the guarded memory");
         return false;
     }
-    size_t items = v->items(&p.a);
-    if (!tidy(k, c, &p, items ? kc_call(v, &p.a, 0, items, 0) : 0, 0, how, r))
+    if (!tidy(k, c, &p, run_phases(v, &p, p.a, 0, kern_phases(v), 0), 0, how, r))
         return false;
     for (unsigned o = 0; o < 2; o++)
         judge_values(c, kc_op_of(v->op)->tolerance, o, p.a.out[o], how, r);
@@ -216,7 +243,7 @@ static void run_rows(struct kc_checker *k, const struct kern_variant *v, const s
                 a.in_dims[i][0] = 1;
         a.n_rows = 1;
         *(v->op == D0_OP_GATHER_ROWS ? &a.rows : &a.tokens) = 1;
-        number = kc_call(v, &a, 0, v->items(&a), 0);
+        number = run_phases(v, &p, a, 0, kern_phases(v), 0);
     }
     if (!tidy(k, c, &p, number, 0, "one row alone", r))
         return;
@@ -225,22 +252,36 @@ static void run_rows(struct kc_checker *k, const struct kern_variant *v, const s
         fail(r, "row alone and row in a batch differ, first in element %zu", at);
 }
 
-/* Two pieces on two threads: together the whole, each byte written by at most one. */
-static void run_pieces(struct kc_checker *k, const struct kern_variant *v, struct kc_case *c,
-                       const struct image *whole, struct kc_verdict *r)
+/* What phases before `phase` leave, in fresh memory. */
+static bool place_at(struct kc_checker *k, const struct kern_variant *v, const struct kc_case *c,
+                     unsigned phase, struct kc_placed *p, struct kc_verdict *r)
+{
+    kc_place(k->memory, c, v, true, p);
+    bool ok = tidy(k, c, p, run_phases(v, p, p->a, 0, phase, 0), 0, "an earlier phase", r);
+    kc_scratch_clear(p);
+    p->a.phase = phase;
+    return ok;
+}
+
+/* Two pieces of one phase on two threads: together the whole, each byte written by at most one. */
+static void run_pieces(struct kc_checker *k, const struct kern_variant *v, struct kc_case *c, unsigned phase,
+                       struct kc_verdict *r)
 {
     struct kc_placed p;
-    kc_place(k->memory, c, v, true, &p);
-    struct image before = image_take(k, &p), piece[2];
+    if (!place_at(k, v, c, phase, &p, r))
+        return;
+    struct image before = image_take(k, &p), piece[2], whole;
     size_t items = v->items(&p.a), at;
     if (items < 2)
         return;
     size_t cut = (size_t)kc_between(c, 1, (int64_t)items - 1);
-    for (unsigned i = 0; i < 2; i++) {
-        kc_place(k->memory, c, v, true, &p);
-        if (!tidy(k, c, &p, kc_call(v, &p.a, i ? cut : 0, i ? items : cut, 2 - i), 2 - i, "a piece", r))
+    for (unsigned i = 0; i < 3; i++) { /* the third is the whole */
+        unsigned thread = i < 2 ? 2 - i : 0;
+        if ((i && !place_at(k, v, c, phase, &p, r)) ||
+            !tidy(k, c, &p, kc_call(v, &p.a, i == 1 ? cut : 0, i == 0 ? cut : items, thread), thread,
+                  "a piece", r))
             return;
-        piece[i] = image_take(k, &p);
+        *(i < 2 ? &piece[i] : &whole) = image_take(k, &p);
     }
     for (size_t i = 0; i < before.n; i++) {
         bool by[2] = {piece[0].bytes[i] != before.bytes[i], piece[1].bytes[i] != before.bytes[i]};
@@ -250,9 +291,9 @@ static void run_pieces(struct kc_checker *k, const struct kern_variant *v, struc
         }
         before.bytes[i] = by[0] ? piece[0].bytes[i] : piece[1].bytes[i];
     }
-    if (!same_image(c, whole, &before, &at))
-        fail(r, "items [0, %zu) and [%zu, %zu) do not make the whole, first in element %zu", cut, cut, items,
-             at);
+    if (!same_bytes(c, &whole, &before, whole.n, &at))
+        fail(r, "items [0, %zu) and [%zu, %zu) of phase %u do not make the whole, first in element %zu", cut,
+             cut, items, phase, at);
 }
 
 void kc_check(struct kc_checker *k, const struct kern_variant *v, unsigned index, struct kc_verdict *out)
@@ -267,8 +308,8 @@ void kc_check(struct kc_checker *k, const struct kern_variant *v, unsigned index
             fail(out, "other bits at another address, first in element %zu", at);
         if (out->ok)
             run_rows(k, v, &c, &at_end, out);
-        if (out->ok)
-            run_pieces(k, v, &c, &at_end, out);
+        for (unsigned phase = 0; phase < kern_phases(v) && out->ok; phase++)
+            run_pieces(k, v, &c, phase, out);
     }
     if (!out->ok) {
         size_t n = strlen(out->why);

@@ -159,21 +159,27 @@ static void check_operators(const struct options *o, struct tally *t)
 
 static void check_planted(struct kc_checker *k, const struct options *o, struct tally *t)
 {
-    const struct kc_planted *all;
-    size_t n = kc_planted(&all);
+    static size_t (*const lists[])(const struct kc_planted **) = {
+        kc_planted,
+        kc_planted_experts,
+    };
     char detail[512];
-    for (size_t i = 0; i < n; i++) {
-        const struct kern_variant *v = &all[i].variant;
-        if (!wanted(o, v->name))
-            continue;
-        if (o->list) {
-            printf("%-28s %s\n", v->name, all[i].bug);
-            continue;
+    for (size_t l = 0; l < ARRAY_LEN(lists); l++) {
+        const struct kc_planted *all;
+        size_t n = lists[l](&all);
+        for (size_t i = 0; i < n; i++) {
+            const struct kern_variant *v = &all[i].variant;
+            if (!wanted(o, v->name))
+                continue;
+            if (o->list) {
+                printf("%-28s %s\n", v->name, all[i].bug);
+                continue;
+            }
+            bool caught = !run_cases(k, o, v, NULL, check_one, detail, sizeof detail);
+            char line[700];
+            snprintf(line, sizeof line, "%s, %s: %s", all[i].bug, caught ? "caught" : "NOT CAUGHT", detail);
+            say(t, caught, v->name, line);
         }
-        bool caught = !run_cases(k, o, v, NULL, check_one, detail, sizeof detail);
-        char line[700];
-        snprintf(line, sizeof line, "%s, %s: %s", all[i].bug, caught ? "caught" : "NOT CAUGHT", detail);
-        say(t, caught, v->name, line);
     }
 }
 

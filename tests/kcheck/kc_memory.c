@@ -17,10 +17,15 @@
 #define REGION_BYTES ((size_t)4 << 20)
 #define GUARD_BYTES  ((size_t)64 << 10)
 #define SLACK        ((size_t)4096) /* filled and watched beside the data */
-#define N_REGIONS    (D0_MAX_NODE_INPUTS + 5)
+#define N_REGIONS    (D0_MAX_NODE_INPUTS + 6)
 #define INPUT_FILL   0xFF /* NaN in every type */
 
-enum { REGION_OUT = D0_MAX_NODE_INPUTS, REGION_STATE = REGION_OUT + 2, REGION_SCRATCH = REGION_STATE + 2 };
+enum {
+    REGION_OUT = D0_MAX_NODE_INPUTS,
+    REGION_STATE = REGION_OUT + 2,
+    REGION_SCRATCH = REGION_STATE + 2,
+    REGION_SHARED = REGION_SCRATCH + 1,
+};
 
 struct region {
     unsigned char *begin, *end; /* accessible bytes */
@@ -163,8 +168,18 @@ bool kc_place(struct kc_memory *m, const struct kc_case *c, const struct kern_va
     p->a.scratch = region_put(&m->regions[REGION_SCRATCH], KC_THREADS * m->scratch_bytes, at_end, KC_FILL);
     if (!p->a.scratch)
         return false;
-    memset(p->a.scratch, KC_FILL, KC_THREADS * m->scratch_bytes);
+    p->shared_bytes = v->shared ? v->shared(&p->a) : 0;
+    p->a.shared = region_put(&m->regions[REGION_SHARED], p->shared_bytes, at_end, KC_FILL);
+    if (!p->a.shared)
+        return false;
+    memset(p->a.shared, KC_FILL, p->shared_bytes);
+    kc_scratch_clear(p);
     return true;
+}
+
+void kc_scratch_clear(const struct kc_placed *p)
+{
+    memset(p->a.scratch, KC_FILL, KC_THREADS * p->a.scratch_bytes);
 }
 
 int kc_call(const struct kern_variant *v, const struct kern_args *a, size_t first, size_t last,
@@ -194,7 +209,7 @@ const char *kc_touched(struct kc_memory *m, const struct kc_case *c, const struc
     for (unsigned s = 0; s < 2; s++)
         if (!slack_is(&m->regions[REGION_STATE + s], KC_FILL))
             return "written beside a state";
-    if (!slack_is(&m->regions[REGION_SCRATCH], KC_FILL))
+    if (!slack_is(&m->regions[REGION_SCRATCH], KC_FILL) || !slack_is(&m->regions[REGION_SHARED], KC_FILL))
         return "written beside the scratch";
     for (unsigned t = 0; t < KC_THREADS; t++)
         if (t != thread &&

@@ -146,7 +146,7 @@ void kc_make_LINEAR(struct kc_case *c, unsigned index)
     if (!c->large)
         linear_sizes(c, index, &m, &n, &k);
     kc_fill(c, 0, D0_F32, m * k, k);
-    kc_weight(c, 1, c->dtype, 1, n, k);
+    kc_weight(c, 1, c->dtype, 1, n, k, 0);
     bool bias = !c->large && kc_chance(c, 2);
     if (bias)
         kc_fill(c, 2, kc_any_type(c), n, 0);

@@ -91,16 +91,16 @@ static void fill_codes(struct kc_case *c, const struct tensor_form *f, unsigned 
         }
 }
 
-static void fill_scales(struct kc_case *c, const struct tensor_form *f, unsigned char *p)
+static void fill_scales(struct kc_case *c, const struct tensor_form *f, unsigned char *p, int small)
 {
     const uint64_t n = (uint64_t)(f->matrices * f->groups_n * f->groups_k);
     const uint32_t dtype = f->format.scale_dtype;
     for (uint64_t i = 0; i < n; i++) {
-        float v = (float)ldexp(0.5 + rng_next_f64(&c->rng), (int)kc_between(c, -6, 1));
+        float v = (float)ldexp(0.5 + rng_next_f64(&c->rng), (int)kc_between(c, -6, 1) - small);
         if (dtype == D0_F8_E8M0)
-            p[f->scales + i] = (unsigned char)kc_between(c, 118, 130);
+            p[f->scales + i] = (unsigned char)kc_between(c, 118 - small, 130 - small);
         else if (dtype == D0_F8_E4M3)
-            p[f->scales + i] = (unsigned char)kc_between(c, 1, 0x7e);
+            p[f->scales + i] = (unsigned char)kc_between(c, 1, small ? 0x30 : 0x7e);
         else
             tensor_from_f32(&v, 1, dtype, p + f->scales + i * kc_width(dtype));
         if (f->zeros)
@@ -136,6 +136,11 @@ static struct d0_format some_format(struct kc_case *c, uint32_t dtype)
     return f;
 }
 
+bool kc_is_code(uint32_t dtype)
+{
+    return dtype != D0_F32 && dtype != D0_BF16 && dtype != D0_F16;
+}
+
 static void *zeroed(struct kc_case *c, size_t bytes)
 {
     void *p = arena_alloc(c->arena, bytes);
@@ -144,13 +149,14 @@ static void *zeroed(struct kc_case *c, size_t bytes)
     return memset(p, 0, bytes);
 }
 
-void kc_weight(struct kc_case *c, unsigned i, uint32_t dtype, int64_t matrices, int64_t n, int64_t k)
+void kc_weight(struct kc_case *c, unsigned i, uint32_t dtype, int64_t matrices, int64_t n, int64_t k,
+               int small)
 {
     const int64_t dims[3] = {matrices, n, k};
     struct tensor_form *form = zeroed(c, sizeof *form);
     struct d0_value v = {.kind = D0_VALUE_WEIGHT, .dtype = dtype, .n_dims = 3, .dims = {matrices, n, k}};
     kc_dims(c, i, 3, dims);
-    if (dtype == D0_F32 || dtype == D0_BF16 || dtype == D0_F16) {
+    if (!kc_is_code(dtype)) {
         kc_fill(c, i, dtype, matrices * n * k, 0);
         return;
     }
@@ -162,7 +168,7 @@ void kc_weight(struct kc_case *c, unsigned i, uint32_t dtype, int64_t matrices, 
     if (!wide)
         abort();
     fill_codes(c, form, p);
-    fill_scales(c, form, p);
+    fill_scales(c, form, p, small);
     for (int64_t row = 0; row < matrices * n; row++)
         tensor_form_row(form, p, (size_t)row, wide + row * k);
     c->in[i] = (struct kc_array){p, (size_t)form->bytes, 0};

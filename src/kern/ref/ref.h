@@ -52,6 +52,10 @@ void ref_rope(const struct kern_args *a, size_t first, size_t last, unsigned thr
 void ref_kv_store(const struct kern_args *a, size_t first, size_t last, unsigned thread);
 void ref_attention(const struct kern_args *a, size_t first, size_t last, unsigned thread);
 void ref_glu(const struct kern_args *a, size_t first, size_t last, unsigned thread);
+void ref_route(const struct kern_args *a, size_t first, size_t last, unsigned thread);
+size_t ref_route_scratch(const struct kern_args *a);
+void ref_experts(const struct kern_args *a, size_t first, size_t last, unsigned thread);
+size_t ref_experts_scratch(const struct kern_args *a);
 void ref_gather_rows(const struct kern_args *a, size_t first, size_t last, unsigned thread);
 
 #endif

@@ -43,6 +43,9 @@ static const struct kern_variant variants[] = {
     BY_TYPE(KV_STORE, ref_kv_store, kern_items_rows, 4, NULL),
     BY_TYPE(ATTENTION, ref_attention, kern_items_heads, 1, attention_scratch),
     {D0_OP_GLU, 0, KERN_REF, "ref_glu", ref_glu, kern_items_elements, 4096, NULL},
+    {D0_OP_ROUTE, 0, KERN_REF, "ref_route", ref_route, kern_items_rows, 8, ref_route_scratch},
+    BY_TYPE(EXPERTS, ref_experts, kern_items_rows, 1, ref_experts_scratch),
+    BY_CODE(EXPERTS, ref_experts, kern_items_rows, 1, ref_experts_scratch),
     {D0_OP_GATHER_ROWS, 0, KERN_REF, "ref_gather_rows", ref_gather_rows, kern_items_rows, 4, NULL},
 };
 

@@ -13,4 +13,6 @@
 #include "kern/x86/codes_tmpl.h"
 #include "kern/x86/linear_tmpl.h"
 #include "kern/x86/rows_tmpl.h"
+#include "kern/x86/activation_tmpl.h"
+#include "kern/x86/experts_tmpl.h"
 #include "kern/x86/table_tmpl.h"

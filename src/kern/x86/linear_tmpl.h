@@ -195,34 +195,42 @@ static void NAME(direct_f16)(const struct NAME(tile) * t, size_t tokens)
     NAME(direct_of_type)(t, D0_F16, tokens);
 }
 
-/* Columns first..last for at most MAX_TOKENS tokens from `token` on. */
-static void NAME(linear_direct)(const struct kern_args *a, size_t first, size_t last, size_t token,
-                                size_t tokens)
+/* Columns first..last for at most MAX_TOKENS tokens. all: x, and w, bias and out of column 0. */
+static void NAME(direct_columns)(const struct NAME(tile) * all, uint32_t dtype, size_t first, size_t last,
+                                 size_t tokens)
 {
-    uint32_t dtype = a->in_dtype[1];
-    size_t k = (size_t)a->k, width = dtype == D0_F32 ? 4 : 2, bias_width = a->in_dtype[2] == D0_F32 ? 4 : 2;
-    const unsigned char *w = a->in[1], *bias = a->in[2]; /* [n, k], [n] */
-    struct NAME(state) state;
+    size_t width = dtype == D0_F32 ? 4 : 2, bias_width = all->bias_dtype == D0_F32 ? 4 : 2;
     size_t wide = DIRECT_ROWS(tokens);
     for (size_t j = first; j < last;) {
         /* the last tile moves back to stay full: some columns are computed twice, to the same bits */
         size_t rows = last - first < wide ? 1 : wide;
         j = last - j < rows ? last - rows : j;
-        struct NAME(tile) t = {.x = (const float *)a->in[0] + token * k,
-                               .w = w + j * k * width,
-                               .bias = bias ? bias + j * bias_width : NULL,
-                               .out = (float *)a->out[0] + token * (size_t)a->n + j,
-                               .state = &state,
-                               .k = k,
-                               .n = (size_t)a->n,
-                               .segments = a->segments > 1 ? (size_t)a->segments : 1,
-                               .rows = rows,
-                               .bias_dtype = a->in_dtype[2]};
+        struct NAME(tile) t = *all;
+        t.w += j * t.k * width;
+        t.bias = t.bias ? t.bias + j * bias_width : NULL;
+        t.out += j;
+        t.rows = rows;
         (dtype == D0_F32    ? NAME(direct_f32)
          : dtype == D0_BF16 ? NAME(direct_bf16)
                             : NAME(direct_f16))(&t, tokens);
         j += rows;
     }
+}
+
+/* Columns first..last for at most DIRECT_TOKENS tokens: each row of W comes from memory once. */
+static void NAME(direct_block)(const struct NAME(tile) * all, uint32_t dtype, size_t first, size_t last,
+                               size_t tokens)
+{
+    size_t passes = (tokens + MAX_TOKENS - 1) / MAX_TOKENS, share = (tokens + passes - 1) / passes;
+    for (size_t j = first; j < last; j += DIRECT_BLOCK)
+        for (size_t i = 0; i < tokens; i += share) {
+            struct NAME(tile) t = *all;
+            t.x += i * t.k;
+            t.out += i * t.n;
+            NAME(direct_columns)
+            (&t, dtype, j, last - j < DIRECT_BLOCK ? last : j + DIRECT_BLOCK,
+             tokens - i < share ? tokens - i : share);
+        }
 }
 
 /* ---- many tokens --------------------------------------------------------------------------------------- */
@@ -233,10 +241,9 @@ struct NAME(wide) {
     size_t tiles;      /* of rows in one block */
 };
 
-static struct NAME(wide) NAME(wide_sizes)(const struct kern_args *a)
+static struct NAME(wide) NAME(wide_sizes)(size_t k, size_t segments)
 {
-    size_t segments = a->segments > 1 ? (size_t)a->segments : 1;
-    struct NAME(wide) s = {.steps = ((size_t)a->k / segments + 15) / 16 * segments};
+    struct NAME(wide) s = {.steps = (k / segments + 15) / 16 * segments};
     s.tile_bytes = s.steps * TILE_ROWS * 64;
     s.tiles = s.tile_bytes ? WIDE_BYTES / s.tile_bytes : 1;
     s.tiles = s.tiles > WIDE_MAX_ROWS / TILE_ROWS ? WIDE_MAX_ROWS / TILE_ROWS : s.tiles;
@@ -244,11 +251,16 @@ static struct NAME(wide) NAME(wide_sizes)(const struct kern_args *a)
     return s;
 }
 
+INLINE size_t NAME(segments_of)(const struct kern_args *a)
+{
+    return a->segments > 1 ? (size_t)a->segments : 1;
+}
+
 static size_t NAME(linear_scratch)(const struct kern_args *a)
 {
     if (a->n_rows <= DIRECT_TOKENS)
         return 0;
-    struct NAME(wide) s = NAME(wide_sizes)(a);
+    struct NAME(wide) s = NAME(wide_sizes)((size_t)a->k, NAME(segments_of)(a));
     return s.tiles * (s.tile_bytes + CHUNK_TILES * sizeof(struct NAME(state)));
 }
 
@@ -269,31 +281,33 @@ INLINE void NAME(widen_of_type)(const unsigned char *w, const uint32_t dtype, si
 }
 
 /* The same of a weight stored as codes. */
-static void NAME(widen_coded)(const struct kern_args *a, const struct NAME(wide) * s, size_t segments,
-                              size_t first, size_t last, unsigned char *out)
+static void NAME(widen_coded)(const struct kern_args *a, unsigned input, size_t k,
+                              const struct NAME(wide) * s, size_t segments, size_t first, size_t last,
+                              unsigned char *out)
 {
-    size_t length = (size_t)a->k / segments, steps = (length + 15) / 16;
+    size_t length = k / segments, steps = (length + 15) / 16;
     for (size_t j = first; j < last || (j - first) % TILE_ROWS; j++) {
         float *to = (float *)(out + (j - first) / TILE_ROWS * s->tile_bytes) + (j - first) % TILE_ROWS * 16;
         for (size_t i = 0; i < segments; i++, to += steps * TILE_ROWS * 16)
             NAME(widen_codes)
-            (a->in_form[1], a->in[1], j < last ? j : last - 1, i * length, length, TILE_ROWS * 16, to);
+        (a->in_form[input], a->in[input], j < last ? j : last - 1, i * length, length, TILE_ROWS * 16, to);
     }
 }
 
-/* Rows first..last of W, tile by tile. The last tile is filled up with copies of the last row, whose sums
- * nobody takes. */
-static void NAME(widen)(const struct kern_args *a, const struct NAME(wide) * s, size_t segments, size_t first,
-                        size_t last, unsigned char *out)
+/* Rows first..last of weight input `input`, counted over all its matrices of k columns, tile by tile: the one
+ * place where stored weights become float32 for many tokens. The last tile is filled up with copies of the
+ * last row, whose sums nobody takes. */
+static void NAME(widen)(const struct kern_args *a, unsigned input, size_t k, const struct NAME(wide) * s,
+                        size_t segments, size_t first, size_t last, unsigned char *out)
 {
-    uint32_t dtype = a->in_dtype[1];
-    size_t k = (size_t)a->k, width = dtype == D0_F32 ? 4 : 2;
-    if (a->in_form[1]) {
-        NAME(widen_coded)(a, s, segments, first, last, out);
+    uint32_t dtype = a->in_dtype[input];
+    size_t width = dtype == D0_F32 ? 4 : 2;
+    if (a->in_form[input]) {
+        NAME(widen_coded)(a, input, k, s, segments, first, last, out);
         return;
     }
     for (size_t j = first; j < last || (j - first) % TILE_ROWS; j++) {
-        const unsigned char *w = (const unsigned char *)a->in[1] + (j < last ? j : last - 1) * k * width;
+        const unsigned char *w = (const unsigned char *)a->in[input] + (j < last ? j : last - 1) * k * width;
         float *to = (float *)(out + (j - first) / TILE_ROWS * s->tile_bytes) + (j - first) % TILE_ROWS * 16;
         if (dtype == D0_F32)
             NAME(widen_of_type)(w, D0_F32, k, segments, to);
@@ -351,7 +365,7 @@ static void NAME(wide_chunk)(const struct NAME(tile) * first, const struct NAME(
 
 static void NAME(linear_wide)(const struct kern_args *a, size_t first, size_t last, unsigned thread)
 {
-    const struct NAME(wide) s = NAME(wide_sizes)(a);
+    const struct NAME(wide) s = NAME(wide_sizes)((size_t)a->k, NAME(segments_of)(a));
     size_t n_tokens = (size_t)a->n_rows, block = s.tiles * TILE_ROWS, chunk = CHUNK_TILES * TILE_TOKENS;
     size_t bias_width = a->in_dtype[2] == D0_F32 ? 4 : 2;
     unsigned char *scratch = (unsigned char *)a->scratch + thread * a->scratch_bytes;
@@ -360,11 +374,11 @@ static void NAME(linear_wide)(const struct kern_args *a, size_t first, size_t la
                            .state = (struct NAME(state) *)(scratch + s.tiles * s.tile_bytes),
                            .k = (size_t)a->k,
                            .n = (size_t)a->n,
-                           .segments = a->segments > 1 ? (size_t)a->segments : 1,
+                           .segments = NAME(segments_of)(a),
                            .bias_dtype = a->in_dtype[2]};
     for (size_t j = first; j < last; j += block) {
         size_t rows = last - j < block ? last - j : block;
-        NAME(widen)(a, &s, t.segments, j, j + rows, scratch);
+        NAME(widen)(a, 1, t.k, &s, t.segments, j, j + rows, scratch);
         t.bias = bias ? bias + j * bias_width : NULL;
         for (size_t i = 0; i < n_tokens; i += chunk) {
             t.x = (const float *)a->in[0] + i * t.k;
@@ -443,14 +457,20 @@ static void NAME(linear_coded)(const struct kern_args *a, size_t first, size_t l
 
 static void NAME(linear)(const struct kern_args *a, size_t first, size_t last, unsigned thread)
 {
-    size_t n_tokens = (size_t)a->n_rows;
-    if (n_tokens > DIRECT_TOKENS) {
+    if (a->n_rows > DIRECT_TOKENS) {
         NAME(linear_wide)(a, first, last, thread);
         return;
     }
-    size_t passes = (n_tokens + MAX_TOKENS - 1) / MAX_TOKENS, share = (n_tokens + passes - 1) / passes;
-    for (size_t j = first; j < last; j += DIRECT_BLOCK)
-        for (size_t i = 0; i < n_tokens; i += share)
-            NAME(linear_direct)
-    (a, j, last - j < DIRECT_BLOCK ? last : j + DIRECT_BLOCK, i, n_tokens - i < share ? n_tokens - i : share);
+    struct NAME(state) state;
+    struct NAME(tile) t = {.x = a->in[0],
+                           .w = a->in[1],
+                           .bias = a->in[2],
+                           .out = a->out[0],
+                           .state = &state,
+                           .k = (size_t)a->k,
+                           .n = (size_t)a->n,
+                           .segments = NAME(segments_of)(a),
+                           .bias_dtype = a->in_dtype[2]};
+    if (a->n_rows > 0)
+        NAME(direct_block)(&t, a->in_dtype[1], first, last, (size_t)a->n_rows);
 }

@@ -14,6 +14,11 @@
         D0_OP_LINEAR, type, ISA, STR(NAME(linear_##text)), NAME(linear), kern_items_columns, GRAIN_ROWS,     \
             NAME(linear_scratch)                                                                             \
     }
+#define EXPERTS(type, text)                                                                                  \
+    {                                                                                                        \
+        D0_OP_EXPERTS, type, ISA, STR(NAME(experts_##text)), NAME(experts), NAME(experts_items), GRAIN_ROWS, \
+            NAME(experts_scratch), NAME(experts_shared), 3                                                   \
+    }
 
 #define CODED(type, text)                                                                                    \
     {                                                                                                        \
@@ -31,6 +36,15 @@ static const struct kern_variant NAME(variants)[] = {
     CODED(D0_I8, i8),
     CODED(D0_U8, u8),
     CODED(D0_U4, u4),
+    EXPERTS(D0_F32, f32),
+    EXPERTS(D0_BF16, bf16),
+    EXPERTS(D0_F16, f16),
+    EXPERTS(D0_F8_E4M3, f8_e4m3),
+    EXPERTS(D0_F8_E5M2, f8_e5m2),
+    EXPERTS(D0_F4, f4),
+    EXPERTS(D0_I8, i8),
+    EXPERTS(D0_U8, u8),
+    EXPERTS(D0_U4, u4),
     VARIANT(RMS_NORM, 0, rms_norm, kern_items_rows, 1, NULL),
     VARIANT(ADD, 0, add, kern_items_elements, 16384, NULL),
     VARIANT(ROPE, 0, rope, kern_items_rows, 4, NULL),

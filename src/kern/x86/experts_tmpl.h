@@ -1,0 +1,434 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * EXPERTS, compiled once per instruction set, in three phases. (0) Pairs of token and slot are grouped by
+ * expert. (1) Per inner column: gate and up of all experts for their tokens, and the activation. (2) Per
+ * output column: down of all experts, then the sum over the slots of each token in their order. A row of an
+ * expert's matrix belongs to one column, so it is read once a step, by one thread, and only if a token chose
+ * the expert.
+ *
+ * Products run in the tiles of LINEAR, in its order along K: a token has the same bits whoever else chose the
+ * expert. Few tokens of one expert: rows as they are stored, widened in registers. Many, or turned matrices:
+ * blocks of rows widened into scratch once.
+ */
+#define INNER_COLUMNS 48 /* of one block of few tokens; a block of many has at most as many, too */
+#define SLOT_BYTES    ((size_t)2 << 20) /* of products that wait for their sum, while that is a useful block */
+#define LEAST_COLUMNS 16
+#define PASS_TOKENS   (CHUNK_TILES * TILE_TOKENS) /* of many */
+#define X_ROWS        (DIRECT_TOKENS > PASS_TOKENS ? DIRECT_TOKENS : PASS_TOKENS)
+#define NO_EXPERT     (-2) /* place of a pair whose id is out of range */
+#define IDENTITY      (-1) /* place of a pair whose expert is the identity */
+
+/* ---- sizes and memory ---------------------------------------------------------------------------------- */
+
+struct NAME(moe) {
+    size_t d, inter, n, slots, pairs; /* widths; experts; slots of a token; pairs of token and slot */
+    bool turned;                      /* matrices are stored [E, K, N] */
+    bool coded;                       /* some matrix is stored as codes */
+    struct NAME(wide) wide[2];        /* of rows of d and of inter values */
+    size_t columns[2];                /* of a block of many tokens: inner, output */
+    /* shared by the phases */
+    int32_t *begin; /* [n + 1] first place of each expert */
+    int32_t *order; /* [pairs] the pair at each place */
+    int32_t *place; /* [pairs] */
+    float *h;       /* [pairs, inter] by place */
+    /* of this thread */
+    unsigned char *widened;
+    struct NAME(state) * state;
+    float *x;        /* [X_ROWS, d] rows that are not neighbours, or weighted */
+    float *products; /* [X_ROWS, 2 * INNER_COLUMNS]: gate and up */
+    float *slot;     /* [pairs, columns[1]] by place */
+};
+
+static size_t NAME(line)(size_t bytes)
+{
+    return (bytes + 63) / 64 * 64;
+}
+
+static struct NAME(moe) NAME(moe_sizes)(const struct kern_args *a)
+{
+    struct NAME(moe) m = {.d = (size_t)a->k,
+                          .inter = (size_t)a->attr[D0_ATTR_INTER].i,
+                          .n = (size_t)a->in_dims[3][0],
+                          .slots = (size_t)a->in_dims[1][1],
+                          .turned = a->attr[D0_ATTR_TRANSPOSED].i != 0,
+                          .coded = a->in_form[3] || a->in_form[4] || a->in_form[5]};
+    m.pairs = (size_t)a->n_rows * m.slots;
+    m.wide[0] = NAME(wide_sizes)(m.d, 1);
+    m.wide[1] = NAME(wide_sizes)(m.inter, 1);
+    size_t half = m.wide[0].tiles / 2 ? m.wide[0].tiles / 2 : 1; /* gate and up share the room */
+    m.columns[0] = half * TILE_ROWS < INNER_COLUMNS ? half * TILE_ROWS : INNER_COLUMNS;
+    m.columns[1] = m.wide[1].tiles * TILE_ROWS;
+    size_t fits = m.pairs ? SLOT_BYTES / sizeof(float) / m.pairs / LEAST_COLUMNS * LEAST_COLUMNS : 0;
+    fits = fits < LEAST_COLUMNS ? LEAST_COLUMNS : fits;
+    m.columns[1] = m.columns[1] < fits || m.pairs == 0 ? m.columns[1] : fits;
+    return m;
+}
+
+/* Bytes of what waits for its sum, never less for fewer tokens. */
+static size_t NAME(slot_bytes)(const struct NAME(moe) * m)
+{
+    size_t wide = m->pairs * m->wide[1].tiles * TILE_ROWS * sizeof(float),
+           least = m->pairs * LEAST_COLUMNS * sizeof(float);
+    wide = wide < SLOT_BYTES ? wide : SLOT_BYTES;
+    return NAME(line)(wide > least ? wide : least);
+}
+
+static size_t NAME(widened_bytes)(const struct NAME(moe) * m)
+{
+    size_t inner = 2 * m->columns[0] / TILE_ROWS * m->wide[0].tile_bytes,
+           outer = m->wide[1].tiles * m->wide[1].tile_bytes;
+    return inner > outer ? inner : outer;
+}
+
+static size_t NAME(state_bytes)(const struct NAME(moe) * m)
+{
+    size_t inner = 2 * m->columns[0] / TILE_ROWS, outer = m->wide[1].tiles;
+    return NAME(line)((inner > outer ? inner : outer) * CHUNK_TILES * sizeof(struct NAME(state)));
+}
+
+static size_t NAME(experts_scratch)(const struct kern_args *a)
+{
+    struct NAME(moe) m = NAME(moe_sizes)(a);
+    size_t inner = NAME(line)(X_ROWS * m.d * sizeof(float)) + X_ROWS * 2 * INNER_COLUMNS * sizeof(float),
+           outer = NAME(slot_bytes)(&m);
+    return NAME(widened_bytes)(&m) + NAME(state_bytes)(&m) + (inner > outer ? inner : outer);
+}
+
+static size_t NAME(experts_shared)(const struct kern_args *a)
+{
+    struct NAME(moe) m = NAME(moe_sizes)(a);
+    size_t ints = NAME(line)((m.n + 1 + 2 * m.pairs) * sizeof(int32_t)), values;
+    if (__builtin_mul_overflow(m.pairs * sizeof(float), m.inter, &values) || values > SIZE_MAX / 4)
+        return SIZE_MAX / 2; /* what nobody can give */
+    return ints + values;
+}
+
+static struct NAME(moe) NAME(moe_of)(const struct kern_args *a, unsigned thread)
+{
+    struct NAME(moe) m = NAME(moe_sizes)(a);
+    unsigned char *mine = (unsigned char *)a->scratch + thread * a->scratch_bytes;
+    m.begin = a->shared;
+    m.order = m.begin + m.n + 1;
+    m.place = m.order + m.pairs;
+    m.h = (float *)((unsigned char *)a->shared + NAME(line)((m.n + 1 + 2 * m.pairs) * sizeof(int32_t)));
+    m.widened = mine;
+    m.state = (struct NAME(state) *)(mine + NAME(widened_bytes)(&m));
+    mine += NAME(widened_bytes)(&m) + NAME(state_bytes)(&m);
+    m.slot = (float *)mine;
+    m.x = (float *)mine;
+    m.products = (float *)(mine + NAME(line)(X_ROWS * m.d * sizeof(float)));
+    return m;
+}
+
+static size_t NAME(experts_items)(const struct kern_args *a)
+{
+    if (a->n_rows == 0)
+        return 0;
+    return a->phase == 0 ? 1 : a->phase == 1 ? (size_t)a->attr[D0_ATTR_INTER].i : (size_t)a->k;
+}
+
+/* ---- products ------------------------------------------------------------------------------------------ */
+
+/* Rows of the matrix of one expert, and where their products go. */
+struct NAME(rows) {
+    unsigned input, bias; /* of the arguments */
+    size_t expert, n, k;  /* the matrix is [n, k] */
+    size_t first, count;  /* its rows */
+    size_t column;        /* of the first product */
+};
+
+/* Eight rows of eight at `in`, turned, to rows of out. */
+INLINE void NAME(turn8)(const float *in, size_t in_pitch, float *out, size_t out_pitch)
+{
+    __m256 a[8], b[8];
+    for (size_t i = 0; i < 8; i++)
+        a[i] = _mm256_loadu_ps(in + i * in_pitch);
+    for (size_t i = 0; i < 8; i += 2) {
+        b[i] = _mm256_unpacklo_ps(a[i], a[i + 1]);
+        b[i + 1] = _mm256_unpackhi_ps(a[i], a[i + 1]);
+    }
+    for (size_t i = 0; i < 8; i += 4) {
+        a[i] = _mm256_shuffle_ps(b[i], b[i + 2], 0x44);
+        a[i + 1] = _mm256_shuffle_ps(b[i], b[i + 2], 0xEE);
+        a[i + 2] = _mm256_shuffle_ps(b[i + 1], b[i + 3], 0x44);
+        a[i + 3] = _mm256_shuffle_ps(b[i + 1], b[i + 3], 0xEE);
+    }
+    for (size_t i = 0; i < 4; i++) {
+        _mm256_storeu_ps(out + i * out_pitch, _mm256_permute2f128_ps(a[i], a[i + 4], 0x20));
+        _mm256_storeu_ps(out + (i + 4) * out_pitch, _mm256_permute2f128_ps(a[i], a[i + 4], 0x31));
+    }
+}
+
+/* The same as NAME(widen) for a matrix stored [k, n]: sixteen by sixteen elements at a time. */
+INLINE void NAME(widen_turned)(const unsigned char *w, const uint32_t dtype, const struct NAME(rows) * r,
+                               const struct NAME(wide) * s, unsigned char *out)
+{
+    float block[16 * 16], turned[16 * 16];
+    size_t last = r->first + r->count;
+    for (size_t k = 0; k < r->k; k += 16)
+        for (size_t j = r->first; j < last; j += 16) {
+            size_t count = last - j < 16 ? last - j : 16, rows = r->k - k < 16 ? r->k - k : 16;
+            for (size_t i = 0; i < 16; i++) {
+                size_t at = (k + i) * r->n + j;
+                lanes v = lanes_zero();
+                if (i < rows)
+                    v = count == 16 ? lanes_load_any(w, dtype, at) : lanes_load_any_n(w, dtype, at, count);
+                lanes_store(block + i * 16, v);
+            }
+            for (size_t i = 0; i < 4; i++)
+                NAME(turn8)(block + i % 2 * 8 * 16 + i / 2 * 8, 16, turned + i / 2 * 8 * 16 + i % 2 * 8, 16);
+            size_t row = j - r->first, whole = (count + TILE_ROWS - 1) / TILE_ROWS * TILE_ROWS;
+            for (size_t i = 0; i < whole; i++) {
+                float *tile = (float *)(out + (row + i) / TILE_ROWS * s->tile_bytes);
+                lanes_store(tile + (k / 16 * TILE_ROWS + (row + i) % TILE_ROWS) * 16,
+                            lanes_load(turned + i * 16));
+            }
+        }
+}
+
+static void NAME(expert_widen)(const struct kern_args *a, const struct NAME(moe) * m,
+                               const struct NAME(rows) * r, const struct NAME(wide) * s, unsigned char *out)
+{
+    uint32_t dtype = a->in_dtype[r->input];
+    size_t row = r->expert * r->n + r->first;
+    if (!m->turned) {
+        NAME(widen)(a, r->input, r->k, s, 1, row, row + r->count, out);
+        return;
+    }
+    const unsigned char *w =
+        (const unsigned char *)a->in[r->input] + r->expert * r->n * r->k * (dtype == D0_F32 ? 4 : 2);
+    if (dtype == D0_F32)
+        NAME(widen_turned)(w, D0_F32, r, s, out);
+    else if (dtype == D0_BF16)
+        NAME(widen_turned)(w, D0_BF16, r, s, out);
+    else
+        NAME(widen_turned)(w, D0_F16, r, s, out);
+}
+
+/* out[tokens, pitch]: rows r times x[tokens, k]. widened: of these rows, or NULL */
+static void NAME(expert_times)(const struct kern_args *a, const struct NAME(moe) * m,
+                               const struct NAME(rows) * r, const unsigned char *widened, const float *x,
+                               size_t tokens, float *out, size_t pitch)
+{
+    uint32_t dtype = a->in_dtype[r->input], bias_dtype = a->in_dtype[r->bias];
+    size_t row = r->expert * r->n + r->first;
+    const unsigned char *bias = a->in[r->bias];
+    struct NAME(tile) t = {.x = x,
+                           .w = widened,
+                           .bias = bias ? bias + row * (bias_dtype == D0_F32 ? 4 : 2) : NULL,
+                           .out = out + r->column,
+                           .state = m->state,
+                           .k = r->k,
+                           .n = pitch,
+                           .segments = 1,
+                           .bias_dtype = bias_dtype};
+    if (widened) {
+        NAME(wide_chunk)(&t, &m->wide[r->input == 3], tokens, r->count);
+        return;
+    }
+    t.w = (const unsigned char *)a->in[r->input] + row * r->k * (dtype == D0_F32 ? 4 : 2);
+    NAME(direct_block)(&t, dtype, 0, r->count, tokens);
+}
+
+/* Are these so many tokens (or so stored) that rows are widened into scratch? */
+static bool NAME(many)(const struct NAME(moe) * m, size_t tokens)
+{
+    return m->turned || m->coded || tokens > DIRECT_TOKENS;
+}
+
+/* ---- phase 0: pairs by expert -------------------------------------------------------------------------- */
+
+static void NAME(experts_group)(const struct kern_args *a, const struct NAME(moe) * m)
+{
+    const int32_t *ids = a->in[1]; /* [pairs] */
+    int64_t known = (int64_t)m->n, all = known + a->attr[D0_ATTR_ZERO].i;
+    memset(m->begin, 0, (m->n + 1) * sizeof *m->begin);
+    for (size_t i = 0; i < m->pairs; i++) {
+        m->place[i] = ids[i] < 0 || ids[i] >= all ? NO_EXPERT : IDENTITY;
+        if (ids[i] >= 0 && ids[i] < known)
+            m->begin[ids[i] + 1]++;
+        m->order[i] = 0;
+    }
+    for (size_t e = 0; e < m->n; e++)
+        m->begin[e + 1] += m->begin[e];
+    for (size_t i = 0; i < m->pairs; i++)
+        if (ids[i] >= 0 && ids[i] < known) {
+            m->place[i] = m->begin[ids[i]]++;
+            m->order[m->place[i]] = (int32_t)i;
+        }
+    for (size_t e = m->n; e > 0; e--) /* each begin has moved to the next one's */
+        m->begin[e] = m->begin[e - 1];
+    m->begin[0] = 0;
+}
+
+/* ---- phase 1: inner columns ---------------------------------------------------------------------------- */
+
+/* Rows of gate and up for inner columns first.. of one expert; how many ranges they are. */
+static size_t NAME(inner_rows)(const struct kern_args *a, const struct NAME(moe) * m, size_t e, size_t first,
+                               size_t count, struct NAME(rows) r[2])
+{
+    int64_t layout = a->attr[D0_ATTR_LAYOUT].i;
+    bool fused = layout == 1 || layout == 2;
+    r[0] = (struct NAME(rows)){4, 6, e, fused ? 2 * m->inter : m->inter, m->d, first, count, 0};
+    r[1] = r[0];
+    r[1].column = INNER_COLUMNS;
+    if (layout == 2) {
+        r[0].first = 2 * first;
+        r[0].count = 2 * count;
+        return 1;
+    }
+    if (layout == 1) {
+        r[1].first += m->inter;
+        return 2;
+    }
+    r[1].input = 5;
+    r[1].bias = 7;
+    if (layout == 3)
+        r[0] = r[1];
+    return layout == 3 ? 1 : 2;
+}
+
+/* Rows of x of the pairs at places from.., next to each other, weighted if the input is. */
+static const float *NAME(gather)(const struct kern_args *a, const struct NAME(moe) * m, size_t from,
+                                 size_t tokens)
+{
+    const float *x = a->in[0], *weights = a->in[2];
+    bool weighted = a->attr[D0_ATTR_INPUT_WEIGHTED].i != 0;
+    if (tokens == 1 && !weighted)
+        return x + (size_t)m->order[from] / m->slots * m->d;
+    for (size_t i = 0; i < tokens; i++) {
+        size_t pair = (size_t)m->order[from + i];
+        const float *row = x + pair / m->slots * m->d;
+        float *to = m->x + i * m->d;
+        if (!weighted) {
+            memcpy(to, row, m->d * sizeof *to);
+            continue;
+        }
+        size_t c = 0;
+        for (lanes w = lanes_set1(weights[pair]); c + 16 <= m->d; c += 16)
+            lanes_store(to + c, lanes_mul(w, lanes_load(row + c)));
+        for (; c < m->d; c++)
+            to[c] = weights[pair] * row[c];
+    }
+    return m->x;
+}
+
+/* h[tokens, count] of the products */
+static void NAME(inner_activate)(const struct kern_args *a, const struct NAME(moe) * m, size_t tokens,
+                                 size_t count, float *h)
+{
+    const struct NAME(activation) f = NAME(activation_of)(a);
+    int64_t layout = a->attr[D0_ATTR_LAYOUT].i;
+    for (size_t i = 0; i < tokens; i++) {
+        const float *p = m->products + i * 2 * INNER_COLUMNS, *up = p + INNER_COLUMNS;
+        float apart[2 * INNER_COLUMNS];
+        if (layout == 2) {
+            for (size_t c = 0; c < count; c++) {
+                apart[c] = p[2 * c];
+                apart[INNER_COLUMNS + c] = p[2 * c + 1];
+            }
+            p = apart;
+            up = apart + INNER_COLUMNS;
+        }
+        NAME(glu_row)(&f, layout == 3 ? NULL : p, up, count, h + i * m->inter);
+    }
+}
+
+static void NAME(inner_expert)(const struct kern_args *a, const struct NAME(moe) * m, size_t e, size_t first,
+                               size_t last)
+{
+    size_t begin = (size_t)m->begin[e], end = (size_t)m->begin[e + 1];
+    bool many = NAME(many)(m, end - begin);
+    size_t block = many ? m->columns[0] : INNER_COLUMNS, pass = many ? PASS_TOKENS : end - begin;
+    const float *x = many ? NULL : NAME(gather)(a, m, begin, pass);
+    for (size_t j = first; j < last; j += block) {
+        struct NAME(rows) r[2];
+        unsigned char *widened[2] = {NULL, NULL};
+        size_t count = last - j < block ? last - j : block, ranges = NAME(inner_rows)(a, m, e, j, count, r);
+        for (size_t k = 0; k < ranges && many; k++) {
+            widened[k] = m->widened + k * (m->columns[0] / TILE_ROWS) * m->wide[0].tile_bytes;
+            NAME(expert_widen)(a, m, &r[k], &m->wide[0], widened[k]);
+        }
+        for (size_t i = begin; i < end; i += pass) {
+            size_t tokens = end - i < pass ? end - i : pass;
+            x = many ? NAME(gather)(a, m, i, tokens) : x;
+            for (size_t k = 0; k < ranges; k++)
+                NAME(expert_times)(a, m, &r[k], widened[k], x, tokens, m->products, 2 * INNER_COLUMNS);
+            NAME(inner_activate)(a, m, tokens, count, m->h + i * m->inter + j);
+        }
+    }
+}
+
+/* ---- phase 2: output columns --------------------------------------------------------------------------- */
+
+static void NAME(outer_expert)(const struct kern_args *a, const struct NAME(moe) * m, size_t e, size_t first,
+                               size_t count)
+{
+    size_t begin = (size_t)m->begin[e], end = (size_t)m->begin[e + 1];
+    bool many = NAME(many)(m, end - begin);
+    size_t pass = many ? PASS_TOKENS : end - begin;
+    struct NAME(rows) r = {3, 8, e, m->d, m->inter, first, count, 0};
+    if (many)
+        NAME(expert_widen)(a, m, &r, &m->wide[1], m->widened);
+    for (size_t i = begin; i < end; i += pass)
+        NAME(expert_times)
+    (a, m, &r, many ? m->widened : NULL, m->h + i * m->inter, end - i < pass ? end - i : pass,
+     m->slot + i * m->columns[1], m->columns[1]);
+}
+
+/* out[n] += weight * y[n] */
+static void NAME(add_weighted)(float weight, const float *y, size_t n, float *out)
+{
+    lanes w = lanes_set1(weight);
+    for (size_t i = 0; i < n; i += 16) {
+        size_t k = n - i < 16 ? n - i : 16;
+        if (k == 16)
+            lanes_store(out + i, lanes_add(lanes_load(out + i), lanes_mul(w, lanes_load(y + i))));
+        else
+            lanes_store_n(out + i, k,
+                          lanes_add(lanes_load_n(out + i, k), lanes_mul(w, lanes_load_n(y + i, k))));
+    }
+}
+
+/* Columns first.. of one token: its slots in their order. */
+static void NAME(sum_slots)(const struct kern_args *a, const struct NAME(moe) * m, size_t t, size_t first,
+                            size_t count)
+{
+    const float *weights = (const float *)a->in[2] + t * m->slots,
+                *x = (const float *)a->in[0] + t * m->d + first;
+    float *out = (float *)a->out[0] + t * m->d + first;
+    const int32_t *place = m->place + t * m->slots;
+    bool inside = a->attr[D0_ATTR_INPUT_WEIGHTED].i != 0, good = true;
+    for (size_t k = 0; k < m->slots; k++)
+        good = good && place[k] != NO_EXPERT;
+    for (size_t c = 0; c < count; c++)
+        out[c] = good ? 0 : NAN;
+    for (size_t k = 0; k < m->slots && good; k++)
+        if (place[k] == IDENTITY)
+            NAME(add_weighted)(weights[k], x, count, out);
+        else
+            NAME(add_weighted)
+    (inside ? 1.0f : weights[k], m->slot + (size_t)place[k] * m->columns[1], count, out);
+}
+
+static void NAME(experts)(const struct kern_args *a, size_t first, size_t last, unsigned thread)
+{
+    struct NAME(moe) m = NAME(moe_of)(a, thread);
+    if (a->phase == 0) {
+        NAME(experts_group)(a, &m);
+        return;
+    }
+    size_t block = a->phase == 1 ? last - first : m.columns[1];
+    for (size_t j = first; j < last; j += block) {
+        size_t count = last - j < block ? last - j : block;
+        for (size_t e = 0; e < m.n; e++)
+            if (m.begin[e] == m.begin[e + 1])
+                continue;
+            else if (a->phase == 1)
+                NAME(inner_expert)(a, &m, e, j, j + count);
+            else
+                NAME(outer_expert)(a, &m, e, j, count);
+        for (size_t t = 0; t < (size_t)a->n_rows && a->phase == 2; t++)
+            NAME(sum_slots)(a, &m, t, j, count);
+    }
+}
