@@ -157,10 +157,9 @@ static void check_operators(const struct options *o, struct tally *t)
     }
 }
 
-static void check_planted(struct kc_checker *k, const struct options *o, struct tally *t)
+static void check_planted_of(struct kc_checker *k, const struct options *o, struct tally *t,
+                             const struct kc_planted *all, size_t n)
 {
-    const struct kc_planted *all;
-    size_t n = kc_planted(&all);
     char detail[512];
     for (size_t i = 0; i < n; i++) {
         const struct kern_variant *v = &all[i].variant;
@@ -174,6 +173,19 @@ static void check_planted(struct kc_checker *k, const struct options *o, struct 
         char line[700];
         snprintf(line, sizeof line, "%s, %s: %s", all[i].bug, caught ? "caught" : "NOT CAUGHT", detail);
         say(t, caught, v->name, line);
+    }
+}
+
+static void check_planted(struct kc_checker *k, const struct options *o, struct tally *t)
+{
+    static size_t (*const tables[])(const struct kc_planted **) = {
+        kc_planted,
+        kc_planted_rows,
+    };
+    for (size_t i = 0; i < ARRAY_LEN(tables); i++) {
+        const struct kc_planted *all;
+        size_t n = tables[i](&all);
+        check_planted_of(k, o, t, all, n);
     }
 }
 

@@ -53,5 +53,14 @@ void ref_kv_store(const struct kern_args *a, size_t first, size_t last, unsigned
 void ref_attention(const struct kern_args *a, size_t first, size_t last, unsigned thread);
 void ref_glu(const struct kern_args *a, size_t first, size_t last, unsigned thread);
 void ref_gather_rows(const struct kern_args *a, size_t first, size_t last, unsigned thread);
+void ref_mul(const struct kern_args *a, size_t first, size_t last, unsigned thread);
+void ref_scale(const struct kern_args *a, size_t first, size_t last, unsigned thread);
+void ref_act(const struct kern_args *a, size_t first, size_t last, unsigned thread);
+void ref_slice(const struct kern_args *a, size_t first, size_t last, unsigned thread);
+void ref_concat(const struct kern_args *a, size_t first, size_t last, unsigned thread);
+void ref_layer_norm(const struct kern_args *a, size_t first, size_t last, unsigned thread);
+void ref_gated_norm(const struct kern_args *a, size_t first, size_t last, unsigned thread);
+void ref_group_linear(const struct kern_args *a, size_t first, size_t last, unsigned thread);
+void ref_position_scale(const struct kern_args *a, size_t first, size_t last, unsigned thread);
 
 #endif
