@@ -90,15 +90,22 @@ int cpu_supports(struct d0_device *d, const struct d0_part *p, uint32_t node, ch
 
 static void fill_attributes(struct kern_args *a, const struct d0_node *n)
 {
-    for (uint32_t i = 0; i < n->n_attrs; i++) {
-        const struct d0_attr *t = &n->attrs[i];
-        if (t->key >= D0_N_ATTRS)
-            continue;
-        if (t->is_float)
-            a->attr[t->key].f = t->v.f;
+    /* read as the rules of operators read them: the first of its key, and of the right type */
+    static const struct {
+        uint32_t key;
+        bool is_float;
+    } keys[] = {
+#define OP(...)
+#define ATTR(id, NAME, text, is_float, ...) {D0_ATTR_##NAME, is_float},
+#include "day0/ops.def"
+#undef OP
+#undef ATTR
+    };
+    for (size_t i = 0; i < ARRAY_LEN(keys); i++)
+        if (keys[i].is_float)
+            a->attr[keys[i].key].f = part_attr_f(n, keys[i].key, 0);
         else
-            a->attr[t->key].i = t->v.i;
-    }
+            a->attr[keys[i].key].i = part_attr_i(n, keys[i].key, 0);
     a->dim = part_attr_i(n, D0_ATTR_DIM, 0);
     a->v_dim = part_attr_i(n, D0_ATTR_V_DIM, 0);
     a->v_dim = a->v_dim ? a->v_dim : a->dim;
@@ -331,6 +338,8 @@ static double work_of(const struct cpu_node *n, const struct kern_args *a)
     switch (n->variant->op) {
     case D0_OP_LINEAR:
         return rows * (double)a->k * (double)a->n;
+    case D0_OP_GROUP_LINEAR:
+        return rows * (double)a->in_dims[1][0] * (double)a->in_dims[1][1];
     case D0_OP_EXPERTS:
         return rows * (double)a->k * (double)a->attr[D0_ATTR_INTER].i;
     case D0_OP_MLA:

@@ -131,9 +131,21 @@ static bool pair(const struct rule *r)
     return rule_need(r,
                      rule_is_matrix(a) && rule_is_matrix(b) && rule_is_matrix(o) && rule_same_shape(a, b) &&
                          rule_same_shape(a, o),
-                     "both inputs and the output must be f32 of one shape") &&
-           rule_need(r, r->n->op != D0_OP_GLU || rule_attr(r, D0_ATTR_FUNCTION) == 0,
-                     "activation function %lld", (long long)rule_attr(r, D0_ATTR_FUNCTION));
+                     "both inputs and the output must be f32 of one shape");
+}
+
+/* The sections of image positions. Those of text are equal in all three rows, so they change no angle. */
+static bool sections_whole(const struct rule *r, int64_t half)
+{
+    int64_t rest = half, n;
+    for (uint32_t key = D0_ATTR_SECTION_T; key <= D0_ATTR_SECTION_W; key++, rest -= n) {
+        n = rule_attr(r, key);
+        if (!rule_need(r, n >= 0 && n <= rest, "a section of %lld of %lld angles", (long long)n,
+                       (long long)half))
+            return false;
+    }
+    return rule_need(r, rest == 0 || rest == half, "sections leave out %lld of %lld angles", (long long)rest,
+                     (long long)half);
 }
 
 bool rule_ROPE_TABLE(const struct rule *r)
@@ -142,7 +154,8 @@ bool rule_ROPE_TABLE(const struct rule *r)
     return rule_need(r, rule_is_matrix(o) && o->dims[1] % 2 == 0 && rule_is_ints(pos, o->dims[0]),
                      "positions must be i32 [T], output f32 [T, D]") &&
            rule_need(r, f && f->dtype == D0_F32 && f->n_dims == 1 && f->dims[0] == o->dims[1] / 2,
-                     "inv_freq must be f32 [D/2]");
+                     "inv_freq must be f32 [D/2]") &&
+           sections_whole(r, o->dims[1] / 2);
 }
 
 bool rule_ROPE(const struct rule *r)
@@ -154,13 +167,14 @@ bool rule_ROPE(const struct rule *r)
                    "table must be f32 [T, D]"))
         return false;
     int64_t dim = rule_attr(r, D0_ATTR_DIM), offset = rule_attr(r, D0_ATTR_OFFSET),
-            style = rule_attr(r, D0_ATTR_STYLE);
+            style = rule_attr(r, D0_ATTR_STYLE), inverse = rule_attr(r, D0_ATTR_INVERSE);
     return rule_need(r, dim > 0 && x->dims[1] % dim == 0, "heads of %lld do not divide %lld", (long long)dim,
                      (long long)x->dims[1]) &&
            rule_need(r, offset >= 0 && offset <= dim && t->dims[1] <= dim - offset,
                      "%lld values from %lld in a head of %lld", (long long)t->dims[1], (long long)offset,
                      (long long)dim) &&
-           rule_need(r, style == 0 || style == 1, "style %lld", (long long)style);
+           rule_need(r, style == 0 || style == 1, "style %lld", (long long)style) &&
+           rule_need(r, inverse == 0 || inverse == 1, "inverse %lld", (long long)inverse);
 }
 
 bool rule_is_pages(const struct d0_value *v, const struct d0_value *like, int64_t heads, int64_t dim)
@@ -238,8 +252,7 @@ bool rule_GATHER_ROWS(const struct rule *r)
 /* Parts of operators that are described but not computed here (ops.def, NO_KERNEL). */
 bool rule_computed(const struct rule *r)
 {
-    static const uint32_t newer[] = {D0_ATTR_SOFTCAP, D0_ATTR_CHUNK, D0_ATTR_BIDIRECTIONAL, D0_ATTR_BLOCK,
-                                     D0_ATTR_INVERSE};
+    static const uint32_t newer[] = {D0_ATTR_SOFTCAP, D0_ATTR_CHUNK, D0_ATTR_BIDIRECTIONAL, D0_ATTR_BLOCK};
     for (uint32_t i = 0; i < r->n->n_attrs; i++)
         for (size_t k = 0; k < sizeof(newer) / sizeof(newer[0]); k++)
             if (!rule_need(r, r->n->attrs[i].key != newer[k], "attribute %u is not computed yet", newer[k]))
@@ -255,7 +268,7 @@ bool rule_ADD(const struct rule *r)
 
 bool rule_GLU(const struct rule *r)
 {
-    return pair(r);
+    return pair(r) && rule_function(r, true);
 }
 
 /* Operators that are described but computed by no kernel here. */

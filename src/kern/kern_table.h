@@ -23,6 +23,6 @@ size_t kern_items_rows(const struct kern_args *a); /* one row of out[0] (KV_STOR
 size_t
 kern_items_columns(const struct kern_args *a); /* LINEAR: one output column (row of W) for all rows of x */
 size_t kern_items_heads(const struct kern_args *a);    /* ATTENTION: one (token, head) pair */
-size_t kern_items_elements(const struct kern_args *a); /* ADD, GLU: one element */
+size_t kern_items_elements(const struct kern_args *a); /* ADD, GLU, MUL, ACT: one element */
 
 #endif

@@ -144,6 +144,7 @@ struct kc_planted {
 };
 size_t kc_planted(const struct kc_planted **out);
 size_t kc_planted_experts(const struct kc_planted **out); /* kc_planted_experts.c */
+size_t kc_planted_rows(const struct kc_planted **out);
 
 /* ---- kc_bench.c ---- */
 void kc_bench(const struct kern_variant *v, FILE *out); /* one line: ns, GB/s, GFLOP/s, ratio to ref */

@@ -157,29 +157,36 @@ static void check_operators(const struct options *o, struct tally *t)
     }
 }
 
+static void check_planted_of(struct kc_checker *k, const struct options *o, struct tally *t,
+                             const struct kc_planted *all, size_t n)
+{
+    char detail[512];
+    for (size_t i = 0; i < n; i++) {
+        const struct kern_variant *v = &all[i].variant;
+        if (!wanted(o, v->name))
+            continue;
+        if (o->list) {
+            printf("%-28s %s\n", v->name, all[i].bug);
+            continue;
+        }
+        bool caught = !run_cases(k, o, v, NULL, check_one, detail, sizeof detail);
+        char line[700];
+        snprintf(line, sizeof line, "%s, %s: %s", all[i].bug, caught ? "caught" : "NOT CAUGHT", detail);
+        say(t, caught, v->name, line);
+    }
+}
+
 static void check_planted(struct kc_checker *k, const struct options *o, struct tally *t)
 {
-    static size_t (*const lists[])(const struct kc_planted **) = {
+    static size_t (*const tables[])(const struct kc_planted **) = {
         kc_planted,
         kc_planted_experts,
+        kc_planted_rows,
     };
-    char detail[512];
-    for (size_t l = 0; l < ARRAY_LEN(lists); l++) {
+    for (size_t i = 0; i < ARRAY_LEN(tables); i++) {
         const struct kc_planted *all;
-        size_t n = lists[l](&all);
-        for (size_t i = 0; i < n; i++) {
-            const struct kern_variant *v = &all[i].variant;
-            if (!wanted(o, v->name))
-                continue;
-            if (o->list) {
-                printf("%-28s %s\n", v->name, all[i].bug);
-                continue;
-            }
-            bool caught = !run_cases(k, o, v, NULL, check_one, detail, sizeof detail);
-            char line[700];
-            snprintf(line, sizeof line, "%s, %s: %s", all[i].bug, caught ? "caught" : "NOT CAUGHT", detail);
-            say(t, caught, v->name, line);
-        }
+        size_t n = tables[i](&all);
+        check_planted_of(k, o, t, all, n);
     }
 }
 

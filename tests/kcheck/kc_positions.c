@@ -64,6 +64,7 @@ void kc_make_ROPE(struct kc_case *c, unsigned index)
             before = c->large || kc_chance(c, 2) ? 0 : kc_between(c, 0, 20),
             after = c->large || kc_chance(c, 2) ? 0 : kc_between(c, 0, 20), dim = before + 2 * half + after;
     c->a.style = c->large ? 0 : index % 2;
+    c->a.attr[D0_ATTR_INVERSE].i = !c->large && kc_chance(c, 3);
     c->a.offset = before;
     c->a.dim = dim;
     c->a.table_width = 2 * half;
@@ -80,8 +81,9 @@ void kc_make_ROPE(struct kc_case *c, unsigned index)
     c->a.tokens = t;
     c->a.k = heads * dim;
     c->moved = 8.0 * (double)(t * heads * dim);
-    snprintf(c->shape, sizeof c->shape, "T=%d heads=%d dim=%d D=%d offset=%d style=%d", (int)t, (int)heads,
-             (int)dim, 2 * (int)half, (int)before, (int)c->a.style);
+    snprintf(c->shape, sizeof c->shape, "T=%d heads=%d dim=%d D=%d offset=%d style=%d%s", (int)t, (int)heads,
+             (int)dim, 2 * (int)half, (int)before, (int)c->a.style,
+             c->a.attr[D0_ATTR_INVERSE].i ? " inverse" : "");
 }
 
 void kc_judge_ROPE(struct kc_case *c)
@@ -98,6 +100,7 @@ void kc_judge_ROPE(struct kc_case *c)
                                                                  : second   ? i - half
                                                                             : i + half;
         double cosine = kc_at(c, 1, i / k * width + pair), sine = kc_at(c, 1, i / k * width + half + pair);
+        sine = c->a.attr[D0_ATTR_INVERSE].i ? -sine : sine;
         double x = kc_at(c, 0, i), y = kc_at(c, 0, partner);
         c->want[0][i] = second ? x * cosine + y * sine : x * cosine - y * sine;
         c->scale[0][i] = fmax(SCALE_FLOOR, fmax(fabs(x), fabs(y)));

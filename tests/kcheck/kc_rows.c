@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Cases of the operators that work on rows: embed, linear, rms_norm, add, glu, gather_rows. Definitions in
+ * Cases of the operators that work on rows: embed, linear, rms_norm, add, gather_rows. Definitions in
  * float64, written again here: the reference kernels are variants like any other and are judged too. Natural
  * scales as in docs/numerics.md.
  */
@@ -8,31 +8,7 @@
 #include <string.h>
 
 #include "kc.h"
-
-#define TAILS 70 /* every width 1..70 */
-/* results below the smallest normal number may be flushed: 8 * 2^-23 of it is 2^-126 */
-#define SCALE_FLOOR 0x1p-106
-
-/* A width: every tail first, then random. */
-static int64_t width_of(struct kc_case *c, unsigned index, int64_t most)
-{
-    return index < TAILS ? (int64_t)index + 1 : kc_between(c, 1, most);
-}
-
-/* One row of input i becomes NaN, another one gets an infinity. */
-static void poison(struct kc_case *c, unsigned i, int64_t rows, int64_t row_elements)
-{
-    if (c->values != KC_POISON || rows * row_elements == 0 || c->a.in_form[i])
-        return;
-    size_t width = kc_width(c->a.in_dtype[i]);
-    unsigned char *p = c->in[i].data;
-    float nan = NAN, infinity = kc_chance(c, 2) ? INFINITY : -INFINITY;
-    int64_t bad = kc_between(c, 0, rows - 1), other = kc_between(c, 0, rows - 1);
-    tensor_from_f32(&infinity, 1, c->a.in_dtype[i],
-                    p + (size_t)(other * row_elements + kc_between(c, 0, row_elements - 1)) * width);
-    for (int64_t e = 0; e < row_elements; e++)
-        tensor_from_f32(&nan, 1, c->a.in_dtype[i], p + (size_t)(bad * row_elements + e) * width);
-}
+#include "kc_make.h"
 
 /* ---- embed, gather_rows ---- */
 
@@ -229,21 +205,7 @@ void kc_judge_RMS_NORM(struct kc_case *c)
     }
 }
 
-/* ---- add, glu ---- */
-
-static void make_pair(struct kc_case *c, unsigned index)
-{
-    int64_t k = c->large ? 8192 : width_of(c, index, 900), t = c->large ? 512 : kc_between(c, 0, 20);
-    kc_fill(c, 0, D0_F32, t * k, k);
-    kc_fill(c, 1, D0_F32, t * k, k);
-    poison(c, 0, t, k);
-    poison(c, 1, t, k);
-    kc_output(c, t, k);
-    c->a.tokens = t;
-    c->a.k = k;
-    c->moved = 12.0 * (double)(t * k);
-    snprintf(c->shape, sizeof c->shape, "T=%d K=%d", (int)t, (int)k);
-}
+/* ---- add ---- */
 
 const unsigned kc_cases_ADD = 120;
 
@@ -258,26 +220,5 @@ void kc_judge_ADD(struct kc_case *c)
     for (size_t i = 0; i < kc_outputs(c, 0); i++) {
         c->want[0][i] = (double)(float)(kc_at(c, 0, i) + kc_at(c, 1, i));
         c->scale[0][i] = fabs(c->want[0][i]);
-    }
-}
-
-const unsigned kc_cases_GLU = 220;
-
-void kc_make_GLU(struct kc_case *c, unsigned index)
-{
-    make_pair(c, index);
-    float *gate = c->in[0].data; /* also the range in which e^-x leaves float32 */
-    for (size_t i = 0; i < c->in[0].bytes / sizeof *gate && c->values != KC_POISON; i++)
-        if (kc_chance(c, 16))
-            gate[i] = (float)(kc_normal(&c->rng) * 60);
-}
-
-void kc_judge_GLU(struct kc_case *c)
-{
-    kc_judge_begin(c);
-    for (size_t i = 0; i < kc_outputs(c, 0); i++) {
-        double g = kc_at(c, 0, i), up = kc_at(c, 1, i);
-        c->want[0][i] = g / (1 + exp(-g)) * up;
-        c->scale[0][i] = fmax(fabs(c->want[0][i]), SCALE_FLOOR * fmax(1, fabs(up)));
     }
 }

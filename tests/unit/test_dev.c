@@ -68,18 +68,17 @@ static void small_part(struct small *s)
                                .max_dims = {MAX_T, 1, 1, 1}};
 }
 
-static void run_small(struct dev *d, float *out, int64_t tokens)
+/* out: the output, [tokens, width] */
+static void run_part(struct dev *d, struct small *s, float *out, int64_t tokens, int64_t width)
 {
-    struct small s;
     struct err e = {0};
-    small_part(&s);
     struct d0_exec *x;
     struct d0_queue *q;
     struct d0_buffer *b[3];
     void *data[3] = {tiny_random(D0_F32, MAX_T * K, 0, 1, 1), tiny_random(D0_BF16, N * K, 0, 1, 2),
                      tiny_random(D0_BF16, N, 0, 1, 3)};
     const size_t bytes[3] = {MAX_T * K * 4, N * K * 2, N * 2};
-    if (dev_compile(d, &s.part, &x, &e) != ERR_OK || dev_queue(d, &q, &e) != ERR_OK)
+    if (dev_compile(d, &s->part, &x, &e) != ERR_OK || dev_queue(d, &q, &e) != ERR_OK)
         fail_msg("%s", e.message);
     for (uint32_t i = 0; i < 3; i++) {
         assert_int_equal(dev_buffer(d, bytes[i], &b[i], &e), ERR_OK);
@@ -90,7 +89,7 @@ static void run_small(struct dev *d, float *out, int64_t tokens)
     struct d0_step_dims dims = {.size = sizeof dims, .dims = {tokens, 1, 1, 1}};
     if (dev_run(d, q, x, &dims, &e) != ERR_OK)
         fail_msg("%s", e.message);
-    uint64_t n = (uint64_t)tokens * N * 4;
+    uint64_t n = (uint64_t)(tokens * width) * 4;
     assert_int_equal(dev_read_output(d, q, x, 4, 0, out, n, &e), ERR_OK);
     assert_int_equal(dev_read_output(d, q, x, 4, 4, out, n, &e), ERR_INVALID);
     assert_int_equal(dev_read_output(d, q, x, 3, 0, out, 4, &e), ERR_INVALID);
@@ -99,6 +98,13 @@ static void run_small(struct dev *d, float *out, int64_t tokens)
         dev_buffer_free(d, b[i]);
     dev_exec_free(d, x);
     dev_queue_free(d, q);
+}
+
+static void run_small(struct dev *d, float *out, int64_t tokens)
+{
+    struct small s;
+    small_part(&s);
+    run_part(d, &s, out, tokens, N);
 }
 
 /* ---- cpu ----------------------------------------------------------------------------------------------- */
@@ -128,6 +134,36 @@ static void test_cpu_against_ref(void **state)
         dev_close(&d);
     }
     free(x);
+}
+
+/* What the rule of an operator has seen is what its kernel gets: the first attribute of its key, of its type.
+ */
+static void test_cpu_attributes(void **state)
+{
+    (void)state;
+    enum { WIDE = 8, FROM = 16 };
+    static const struct d0_attr attrs[] = {
+        {.key = D0_ATTR_DIM, .v.i = WIDE},
+        {.key = D0_ATTR_OFFSET, .v.i = FROM},
+        {.key = D0_ATTR_GROUPS, .is_float = 1, .v.f = 1e300},
+        {.key = D0_ATTR_DIM, .v.i = N},
+        {.key = D0_ATTR_OFFSET, .v.i = N},
+        {.key = D0_N_ATTRS + 7, .v.i = 1},
+    };
+    struct small s;
+    float whole[MAX_T * N], piece[MAX_T * WIDE];
+    struct dev d = open_dev("cpu", "ref", 0, NULL);
+    run_small(&d, whole, MAX_T); /* y + y */
+    small_part(&s);
+    s.nodes[1].op = D0_OP_SLICE;
+    s.nodes[1].n_inputs = 1;
+    s.nodes[1].n_attrs = ARRAY_LEN(attrs);
+    memcpy(s.nodes[1].attrs, attrs, sizeof attrs);
+    s.values[4].dims[1] = WIDE;
+    run_part(&d, &s, piece, MAX_T, WIDE);
+    for (int i = 0; i < MAX_T * WIDE; i++)
+        assert_true(2 * piece[i] == whole[i / WIDE * N + FROM + i % WIDE]);
+    dev_close(&d);
 }
 
 static void test_cpu_memory(void **state)
@@ -422,13 +458,10 @@ static void test_plugins(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_cpu_against_ref),
-        cmocka_unit_test(test_cpu_memory),
-        cmocka_unit_test(test_cpu_options),
-        cmocka_unit_test(test_bad_parts),
-        cmocka_unit_test(test_bad_runs),
-        cmocka_unit_test(test_null_tracks),
-        cmocka_unit_test(test_null_use_before_write),
+        cmocka_unit_test(test_cpu_against_ref), cmocka_unit_test(test_cpu_attributes),
+        cmocka_unit_test(test_cpu_memory),      cmocka_unit_test(test_cpu_options),
+        cmocka_unit_test(test_bad_parts),       cmocka_unit_test(test_bad_runs),
+        cmocka_unit_test(test_null_tracks),     cmocka_unit_test(test_null_use_before_write),
         cmocka_unit_test(test_plugins),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

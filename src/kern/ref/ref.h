@@ -57,5 +57,14 @@ size_t ref_route_scratch(const struct kern_args *a);
 void ref_experts(const struct kern_args *a, size_t first, size_t last, unsigned thread);
 size_t ref_experts_scratch(const struct kern_args *a);
 void ref_gather_rows(const struct kern_args *a, size_t first, size_t last, unsigned thread);
+void ref_mul(const struct kern_args *a, size_t first, size_t last, unsigned thread);
+void ref_scale(const struct kern_args *a, size_t first, size_t last, unsigned thread);
+void ref_act(const struct kern_args *a, size_t first, size_t last, unsigned thread);
+void ref_slice(const struct kern_args *a, size_t first, size_t last, unsigned thread);
+void ref_concat(const struct kern_args *a, size_t first, size_t last, unsigned thread);
+void ref_layer_norm(const struct kern_args *a, size_t first, size_t last, unsigned thread);
+void ref_gated_norm(const struct kern_args *a, size_t first, size_t last, unsigned thread);
+void ref_group_linear(const struct kern_args *a, size_t first, size_t last, unsigned thread);
+void ref_position_scale(const struct kern_args *a, size_t first, size_t last, unsigned thread);
 
 #endif

@@ -31,15 +31,16 @@ void ref_rope(const struct kern_args *a, size_t first, size_t last, unsigned thr
     float *out = a->out[0];
     size_t k = (size_t)a->k, dim = (size_t)a->dim, half = (size_t)a->table_width / 2,
            offset = (size_t)a->offset;
+    double sign = a->attr[D0_ATTR_INVERSE].i ? -1.0 : 1.0;
     for (size_t t = first; t < last; t++) {
         memcpy(out + t * k, x + t * k, k * sizeof *out);
         const float *c = table + t * 2 * half, *s = c + half;
         for (size_t h = 0; h + dim <= k; h += dim)
             for (size_t j = 0; j < half; j++) {
                 size_t p = t * k + h + offset + (a->style ? 2 * j : j), q = a->style ? p + 1 : p + half;
-                double u = (double)x[p], v = (double)x[q];
-                out[p] = (float)(u * (double)c[j] - v * (double)s[j]);
-                out[q] = (float)(v * (double)c[j] + u * (double)s[j]);
+                double u = (double)x[p], v = (double)x[q], sine = sign * (double)s[j];
+                out[p] = (float)(u * (double)c[j] - v * sine);
+                out[q] = (float)(v * (double)c[j] + u * sine);
             }
     }
 }

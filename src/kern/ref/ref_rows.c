@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Definitions of the operators that work on rows: embed, linear, rms_norm, add, glu, gather_rows. Plain
- * loops; long sums in float64.
+ * Definitions of the operators that work on rows: embed, linear, group_linear, rms_norm, add, gather_rows.
+ * Plain loops; long sums in float64.
  */
 #include <math.h>
 #include <string.h>
@@ -64,6 +64,25 @@ void ref_linear(const struct kern_args *a, size_t first, size_t last, unsigned t
     }
 }
 
+void ref_group_linear(const struct kern_args *a, size_t first, size_t last, unsigned thread)
+{
+    const float *x = a->in[0]; /* [n_rows, groups * k] */
+    float *out = a->out[0];    /* [n_rows, groups * columns] */
+    size_t groups = a->attr[D0_ATTR_GROUPS].i > 1 ? (size_t)a->attr[D0_ATTR_GROUPS].i : 1,
+           k = (size_t)a->k / groups, columns = (size_t)a->n / groups;
+    float *w = (float *)((unsigned char *)a->scratch + (size_t)thread * a->scratch_bytes); /* [k] */
+    for (size_t j = first; j < last; j++) {
+        ref_row(a, 1, j, k, w);
+        for (size_t t = 0; t < (size_t)a->n_rows; t++) {
+            const float *v = x + t * (size_t)a->k + j / columns * k;
+            double sum = 0;
+            for (size_t i = 0; i < k; i++)
+                sum += (double)v[i] * (double)w[i];
+            out[t * (size_t)a->n + j] = (float)sum;
+        }
+    }
+}
+
 void ref_rms_norm(const struct kern_args *a, size_t first, size_t last, unsigned thread)
 {
     (void)thread;
@@ -98,17 +117,6 @@ void ref_add(const struct kern_args *a, size_t first, size_t last, unsigned thre
     float *out = a->out[0];
     for (size_t i = first; i < last; i++)
         out[i] = x[i] + y[i];
-}
-
-void ref_glu(const struct kern_args *a, size_t first, size_t last, unsigned thread)
-{
-    (void)thread;
-    const float *gate = a->in[0], *up = a->in[1]; /* [n_rows, n] */
-    float *out = a->out[0];
-    for (size_t i = first; i < last; i++) {
-        double g = (double)gate[i];
-        out[i] = (float)(g / (1.0 + exp(-g)) * (double)up[i]);
-    }
 }
 
 void ref_gather_rows(const struct kern_args *a, size_t first, size_t last, unsigned thread)

@@ -14,6 +14,11 @@ static size_t row_scratch(const struct kern_args *a)
     return (size_t)a->k * sizeof(float);
 }
 
+static size_t group_row_scratch(const struct kern_args *a)
+{
+    return (size_t)(a->k / (a->attr[D0_ATTR_GROUPS].i > 1 ? a->attr[D0_ATTR_GROUPS].i : 1)) * sizeof(float);
+}
+
 #define BY_TYPE(OP, fn, items, grain, scratch)                                                               \
     {D0_OP_##OP, D0_F32, KERN_REF, #fn "_f32", fn, items, grain, scratch},                                   \
         {D0_OP_##OP, D0_BF16, KERN_REF, #fn "_bf16", fn, items, grain, scratch},                             \
@@ -47,6 +52,15 @@ static const struct kern_variant variants[] = {
     BY_TYPE(EXPERTS, ref_experts, kern_items_rows, 1, ref_experts_scratch),
     BY_CODE(EXPERTS, ref_experts, kern_items_rows, 1, ref_experts_scratch),
     {D0_OP_GATHER_ROWS, 0, KERN_REF, "ref_gather_rows", ref_gather_rows, kern_items_rows, 4, NULL},
+    {D0_OP_MUL, 0, KERN_REF, "ref_mul", ref_mul, kern_items_elements, 4096, NULL},
+    {D0_OP_SCALE, 0, KERN_REF, "ref_scale", ref_scale, kern_items_rows, 4, NULL},
+    {D0_OP_ACT, 0, KERN_REF, "ref_act", ref_act, kern_items_elements, 4096, NULL},
+    {D0_OP_SLICE, 0, KERN_REF, "ref_slice", ref_slice, kern_items_rows, 4, NULL},
+    {D0_OP_CONCAT, 0, KERN_REF, "ref_concat", ref_concat, kern_items_rows, 4, NULL},
+    {D0_OP_LAYER_NORM, 0, KERN_REF, "ref_layer_norm", ref_layer_norm, kern_items_rows, 1, NULL},
+    {D0_OP_GATED_NORM, 0, KERN_REF, "ref_gated_norm", ref_gated_norm, kern_items_rows, 1, NULL},
+    BY_TYPE(GROUP_LINEAR, ref_group_linear, kern_items_columns, 8, group_row_scratch),
+    {D0_OP_POSITION_SCALE, 0, KERN_REF, "ref_position_scale", ref_position_scale, kern_items_rows, 4, NULL},
 };
 
 const struct kern_table kern_ref_table = {variants, ARRAY_LEN(variants)};

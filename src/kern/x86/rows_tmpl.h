@@ -84,7 +84,10 @@ INLINE lanes NAME(silu_times)(lanes g, lanes u)
 
 static void NAME(glu)(const struct kern_args *a, size_t first, size_t last, unsigned thread)
 {
-    (void)thread;
+    if (a->attr[D0_ATTR_FUNCTION].i) {
+        ref_glu(a, first, last, thread);
+        return;
+    }
     const float *gate = a->in[0], *up = a->in[1];
     float *out = a->out[0];
     size_t i = first;
@@ -95,8 +98,9 @@ static void NAME(glu)(const struct kern_args *a, size_t first, size_t last, unsi
                       NAME(silu_times)(lanes_load_n(gate + i, last - i), lanes_load_n(up + i, last - i)));
 }
 
-/* One head, halves apart: p = u c - v s, q = v c + u s, each with one fused step. */
-static void NAME(rope_half)(const float *x, const float *c, const float *s, size_t half, float *out)
+/* One head, halves apart: p = u c - v s, q = v c + u s, each with one fused step. inverse: by -s. */
+static void NAME(rope_half)(const float *x, const float *c, const float *s, size_t half, bool inverse,
+                            float *out)
 {
     for (size_t j = 0; j < half; j += 16) {
         size_t m = half - j < 16 ? half - j : 16;
@@ -105,6 +109,7 @@ static void NAME(rope_half)(const float *x, const float *c, const float *s, size
               v = full ? lanes_load(x + half + j) : lanes_load_n(x + half + j, m);
         lanes cj = full ? lanes_load(c + j) : lanes_load_n(c + j, m),
               sj = full ? lanes_load(s + j) : lanes_load_n(s + j, m);
+        sj = inverse ? lanes_sub(lanes_zero(), sj) : sj;
         lanes p = lanes_fma(u, cj, lanes_sub(lanes_zero(), lanes_mul(v, sj))),
               q = lanes_fma(v, cj, lanes_mul(u, sj));
         if (full) {
@@ -129,11 +134,12 @@ static void NAME(rope)(const struct kern_args *a, size_t first, size_t last, uns
     float *out = a->out[0];
     size_t k = (size_t)a->k, dim = (size_t)a->dim, half = (size_t)a->table_width / 2,
            offset = (size_t)a->offset;
+    bool inverse = a->attr[D0_ATTR_INVERSE].i != 0;
     for (size_t t = first; t < last; t++) {
         const float *c = table + t * 2 * half;
         if (2 * half != dim)
             memcpy(out + t * k, x + t * k, k * sizeof *out);
         for (size_t h = 0; h + dim <= k; h += dim)
-            NAME(rope_half)(x + t * k + h + offset, c, c + half, half, out + t * k + h + offset);
+            NAME(rope_half)(x + t * k + h + offset, c, c + half, half, inverse, out + t * k + h + offset);
     }
 }
