@@ -157,10 +157,17 @@ static void check_operators(const struct options *o, struct tally *t)
     }
 }
 
-static void check_planted(struct kc_checker *k, const struct options *o, struct tally *t)
+/* Tables of variants with planted bugs. */
+typedef size_t planted_table(const struct kc_planted **out);
+static planted_table *const planted_tables[] = {
+    kc_planted,
+};
+
+static void check_planted(struct kc_checker *k, const struct options *o, planted_table *table,
+                          struct tally *t)
 {
     const struct kc_planted *all;
-    size_t n = kc_planted(&all);
+    size_t n = table(&all);
     char detail[512];
     for (size_t i = 0; i < n; i++) {
         const struct kern_variant *v = &all[i].variant;
@@ -193,7 +200,8 @@ int main(int argc, char **argv)
     }
     uint64_t start = clock_ns();
     if (o.planted) {
-        check_planted(&k, &o, &t);
+        for (size_t i = 0; i < ARRAY_LEN(planted_tables); i++)
+            check_planted(&k, &o, planted_tables[i], &t);
     } else {
         check_operators(&o, &t);
         check_variants(&k, &o, &t);
