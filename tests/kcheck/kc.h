@@ -144,6 +144,7 @@ struct kc_planted {
     const char *bug;
 };
 size_t kc_planted(const struct kc_planted **out);
+size_t kc_planted_sparse(const struct kc_planted **out);
 
 /* ---- kc_bench.c ---- */
 void kc_bench(const struct kern_variant *v, FILE *out); /* one line: ns, GB/s, GFLOP/s, ratio to ref */
