@@ -84,6 +84,24 @@ static int check_value(const struct d0_part *p, uint32_t i, struct d0_status *st
     return D0_OK;
 }
 
+/* Each attribute once and of its own type: rules and kernels must not see different ones. */
+static bool attributes_clear(const struct d0_node *n)
+{
+    static const unsigned char is_float[D0_N_ATTRS] = {
+#define OP(...)
+#define ATTR(id, NAME, text, is_float_, meaning) [id] = (is_float_),
+#include "day0/ops.def"
+#undef OP
+#undef ATTR
+    };
+    for (uint32_t i = 0; i < n->n_attrs; i++) {
+        const struct d0_attr *a = &n->attrs[i];
+        if (find_attr(n, a->key) != a || (a->key < D0_N_ATTRS && (a->is_float != 0) != is_float[a->key]))
+            return false;
+    }
+    return true;
+}
+
 static int check_node(const struct d0_part *p, uint32_t i, bool *written, struct d0_status *st)
 {
     const struct d0_node *n = &p->nodes[i];
@@ -91,6 +109,8 @@ static int check_node(const struct d0_part *p, uint32_t i, bool *written, struct
         n->n_attrs > D0_MAX_NODE_ATTRS)
         return status_set(st, D0_E_INVALID, "node %u has %u inputs, %u outputs, %u attributes", i,
                           n->n_inputs, n->n_outputs, n->n_attrs);
+    if (!attributes_clear(n))
+        return status_set(st, D0_E_INVALID, "node %u has an attribute twice or of the wrong type", i);
     for (uint32_t k = 0; k < n->n_inputs; k++) {
         uint32_t id = n->inputs[k];
         if (id == D0_NO_VALUE)

@@ -255,7 +255,8 @@ bool rule_computed(const struct rule *r)
     static const uint32_t newer[] = {D0_ATTR_SOFTCAP, D0_ATTR_CHUNK, D0_ATTR_BIDIRECTIONAL, D0_ATTR_BLOCK};
     for (uint32_t i = 0; i < r->n->n_attrs; i++)
         for (size_t k = 0; k < sizeof(newer) / sizeof(newer[0]); k++)
-            if (!rule_need(r, r->n->attrs[i].key != newer[k], "attribute %u is not computed yet", newer[k]))
+            if (!rule_need(r, r->n->attrs[i].key != newer[k] || r->n->op == D0_OP_INDEX_TOPK,
+                           "attribute %u is not computed yet", newer[k]))
                 return false;
     return rule_need(r, r->n->op != D0_OP_ATTENTION || (!rule_input(r, 6) && !rule_input(r, 7)),
                      "sinks and chosen keys are not computed yet");

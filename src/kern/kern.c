@@ -112,7 +112,11 @@ int kern_dtype_input(uint32_t op)
     case D0_OP_RMS_NORM:
     case D0_OP_ATTENTION:
     case D0_OP_GROUP_LINEAR:
+    case D0_OP_INDEX_TOPK:
+    case D0_OP_POOL_ATTENTION:
         return 1;
+    case D0_OP_POOL_KV:
+        return 5;
     case D0_OP_KV_STORE:
         return 2;
     case D0_OP_EXPERTS:

@@ -35,6 +35,7 @@ struct kc_case {
     struct arena *arena;
     struct rng rng;
     enum kc_values values;
+    uint32_t op;
     uint32_t dtype;     /* of the variant's weights or pages */
     bool large;         /* one shape of useful size, to be timed, not judged */
     struct kern_args a; /* sizes, attributes and types; addresses come with the run */
@@ -44,7 +45,10 @@ struct kc_case {
     struct kc_array state[2];        /* contents before; see kern_state_input() */
     float *wide[D0_MAX_NODE_INPUTS]; /* inputs of float types, widened: from kc_judge_begin on */
     double *want[2], *scale[2];      /* [elements of out]: the definition in float64, its natural scale */
-    void *want_state[2];
+    void *want_state[2];             /* the bytes that a state must have after the run, or: */
+    /* its values in float64 and their natural scale, for floats that are computed; scale 0: not touched,
+     * equal */
+    double *want_state_f64[2], *state_scale[2];
     double flops, moved; /* of the large shape */
     char shape[192];
 };
@@ -92,6 +96,9 @@ void *kc_state(struct kc_case *c, unsigned s, size_t bytes);
 double kc_at(const struct kc_case *c, unsigned i, size_t element); /* of input i, once judging began */
 void kc_judge_begin(struct kc_case *c);                 /* room for want and scale; inputs widened */
 size_t kc_outputs(const struct kc_case *c, unsigned o); /* elements of output o */
+/* want_state_f64 of state s, filled with what it holds before the run, and its state_scale, all 0. Elements.
+ */
+size_t kc_judge_state(struct kc_case *c, unsigned s);
 
 /* ---- kc_memory.c: guarded memory and guarded calls ---- */
 struct kc_memory;
@@ -137,7 +144,7 @@ void kc_compare(struct kc_checker *k, const struct kern_variant *v, const struct
                 unsigned index, struct kc_verdict *out);
 const char *kc_values_name(enum kc_values v);
 
-/* ---- kc_planted.c ---- */
+/* ---- kc_planted*.c: one table each; kc_main.c knows them ---- */
 struct kc_planted {
     struct kern_variant variant;
     const char *bug;
@@ -145,6 +152,7 @@ struct kc_planted {
 size_t kc_planted(const struct kc_planted **out);
 size_t kc_planted_experts(const struct kc_planted **out); /* kc_planted_experts.c */
 size_t kc_planted_rows(const struct kc_planted **out);
+size_t kc_planted_sparse(const struct kc_planted **out);
 
 /* ---- kc_bench.c ---- */
 void kc_bench(const struct kern_variant *v, FILE *out); /* one line: ns, GB/s, GFLOP/s, ratio to ref */

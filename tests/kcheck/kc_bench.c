@@ -39,7 +39,7 @@ void kc_bench(const struct kern_variant *v, FILE *out)
 {
     struct arena arena;
     arena_init(&arena, NULL, MEM_MISC);
-    struct kc_case c = {.arena = &arena, .dtype = v->dtype, .large = true, .values = KC_NORMAL};
+    struct kc_case c = {.arena = &arena, .op = v->op, .dtype = v->dtype, .large = true, .values = KC_NORMAL};
     rng_init(&c.rng, 1);
     c.a.segments = 1;
     c.a.factor = 1;
@@ -49,9 +49,10 @@ void kc_bench(const struct kern_variant *v, FILE *out)
     for (unsigned s = 0; s < 2; s++) {
         c.a.state[s] = c.state[s].data;
         if (c.a.state[s])
-            c.a.in[2 + s] = c.a.state[s];
+            c.a.in[kern_state_input(v->op, s)] = c.a.state[s];
     }
-    c.a.out[0] = arena_alloc(&arena, c.out[0].bytes);
+    for (unsigned o = 0; o < 2; o++)
+        c.a.out[o] = arena_alloc(&arena, c.out[o].bytes);
     const struct kern_variant *ref = kern_pick(v->op, v->dtype ? v->dtype : D0_F32, KERN_REF);
     double ns = best_of(v, c.a), ref_ns = v == ref ? ns : best_of(ref, c.a);
     char flops[32] = "";

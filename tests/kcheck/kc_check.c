@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * The checks of one variant on one case: right (against the definition in float64, element by element), tidy
- * (touches nothing else, ends by no signal), and exact (same bits in other memory, row by row, in pieces, on
- * other threads).
+ * (touches nothing else, ends by no signal), and exact (same bits in other memory, row by row, in
+ * small batches, in pieces, on other threads).
  */
 #include <math.h>
 #include <stdarg.h>
@@ -61,7 +61,7 @@ void kc_checker_close(struct kc_checker *k)
 void kc_case_make(struct kc_checker *k, uint32_t op, uint32_t dtype, unsigned index, struct kc_case *c)
 {
     arena_reset(&k->arena);
-    *c = (struct kc_case){.arena = &k->arena, .dtype = dtype};
+    *c = (struct kc_case){.arena = &k->arena, .op = op, .dtype = dtype};
     rng_init(&c->rng, rng_u64(k->seed, (uint64_t)op << 48 | (uint64_t)dtype << 32 | index));
     c->values = (enum kc_values)kc_between(c, 0, KC_N_VALUES - 1);
     c->a.segments = 1;
@@ -194,12 +194,45 @@ static void judge_values(const struct kc_case *c, double tolerance, unsigned o, 
     }
 }
 
+/* Half a unit of the type of a state: what rounding to it may add to an error. */
+static double half_unit(uint32_t dtype, double w)
+{
+    if (dtype == D0_BF16)
+        return 0x1p-8 * fabs(w);
+    return dtype == D0_F16 ? fmax(0x1p-11 * fabs(w), 0x1p-25) : 0;
+}
+
+/* Values of a state against the definition, within the tolerance and one rounding to the state's type. */
+static void judge_state_values(const struct kc_case *c, double tolerance, unsigned s, const void *state,
+                               size_t bytes, const char *how, struct kc_verdict *r)
+{
+    uint32_t dtype = c->a.in_dtype[kern_state_input(c->op, s)];
+    size_t width = kc_width(dtype);
+    for (size_t i = 0; i < bytes / width && r->ok; i++) {
+        float got;
+        tensor_to_f32((const unsigned char *)state + i * width, dtype, 1, &got);
+        double y = (double)got, w = c->want_state_f64[s][i], scale = c->state_scale[s][i];
+        if (isnan(w) ? isnan(y) : y == w)
+            continue;
+        double beyond = fmax(0, fabs(y - w) - (scale > 0 ? half_unit(dtype, w) : 0));
+        double ulp = scale > 0 ? beyond / (0x1p-23 * scale) : INFINITY;
+        if (!isfinite(y) || !isfinite(w) || !(ulp <= tolerance))
+            fail(r, "%s: element %zu of state %u is %.9g, must be %.9g: %.1f ULP, allowed %g", how, i, s, y,
+                 w, ulp, tolerance);
+        else if (tolerance > 0)
+            r->worst = fmax(r->worst, ulp / tolerance);
+    }
+}
+
 static void judge_state(const struct kc_case *c, const struct kc_placed *p, const char *how,
                         struct kc_verdict *r)
 {
-    for (unsigned s = 0; s < 2 && r->ok; s++)
+    for (unsigned s = 0; s < 2 && r->ok; s++) {
         if (c->want_state[s] && memcmp(c->want_state[s], p->a.state[s], p->state_bytes[s]) != 0)
             fail(r, "%s: state %u differs from the definition", how, s);
+        else if (c->want_state_f64[s])
+            judge_state_values(c, kc_op_of(c->op)->tolerance, s, p->a.state[s], p->state_bytes[s], how, r);
+    }
 }
 
 /* The whole in one call, at one end of guarded memory. */
@@ -221,35 +254,39 @@ static bool run_whole(struct kc_checker *k, const struct kern_variant *v, const 
     return r->ok;
 }
 
-/* Row by row, each as a batch of its own. */
+/* In batches of up to `most` rows, one after the other, on the same states. */
 static void run_rows(struct kc_checker *k, const struct kern_variant *v, const struct kc_case *c,
-                     const struct image *whole, struct kc_verdict *r)
+                     int64_t most, const struct image *whole, struct kc_verdict *r)
 {
     struct kc_placed p;
     size_t at;
     int number = 0;
     kc_place(k->memory, c, v, true, &p);
-    for (int64_t row = 0; row < c->a.n_rows && !number; row++) {
+    for (int64_t row = 0; row < c->a.n_rows && !number; row += most) {
         struct kern_args a = p.a;
+        int64_t n = c->a.n_rows - row < most ? c->a.n_rows - row : most;
         for (unsigned i = 0; i < D0_MAX_NODE_INPUTS; i++)
             if (a.in[i])
                 a.in[i] = (const unsigned char *)a.in[i] + (size_t)row * c->in[i].row_bytes;
         for (unsigned o = 0; o < 2; o++) {
             a.out[o] = (unsigned char *)a.out[o] + (size_t)row * c->out[o].row_bytes;
-            a.out_dims[o][0] = 1;
+            a.out_dims[o][0] = n;
         }
         for (unsigned i = 0; i < D0_MAX_NODE_INPUTS; i++)
             if (c->in[i].row_bytes)
-                a.in_dims[i][0] = 1;
-        a.n_rows = 1;
-        *(v->op == D0_OP_GATHER_ROWS ? &a.rows : &a.tokens) = 1;
+                a.in_dims[i][0] = n;
+        a.n_rows = n;
+        *(v->op == D0_OP_GATHER_ROWS ? &a.rows : &a.tokens) = n;
         number = run_phases(v, &p, a, 0, kern_phases(v), 0);
     }
-    if (!tidy(k, c, &p, number, 0, "one row alone", r))
+    if (!tidy(k, c, &p, number, 0, most == 1 ? "one row alone" : "in small batches", r))
         return;
     struct image alone = image_take(k, &p);
     if (!same_image(c, whole, &alone, &at))
-        fail(r, "row alone and row in a batch differ, first in element %zu", at);
+        fail(r,
+             most == 1 ? "row alone and row in a batch differ, first in element %zu"
+                       : "small batches and the whole differ, first in element %zu",
+             at);
 }
 
 /* What phases before `phase` leave, in fresh memory. */
@@ -307,7 +344,9 @@ void kc_check(struct kc_checker *k, const struct kern_variant *v, unsigned index
         if (!same_image(&c, &at_start, &at_end, &at))
             fail(out, "other bits at another address, first in element %zu", at);
         if (out->ok)
-            run_rows(k, v, &c, &at_end, out);
+            run_rows(k, v, &c, 1, &at_end, out);
+        if (out->ok && c.a.n_rows > 2)
+            run_rows(k, v, &c, kc_between(&c, 2, c.a.n_rows - 1), &at_end, out);
         for (unsigned phase = 0; phase < kern_phases(v) && out->ok; phase++)
             run_pieces(k, v, &c, phase, out);
     }

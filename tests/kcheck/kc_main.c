@@ -157,9 +157,20 @@ static void check_operators(const struct options *o, struct tally *t)
     }
 }
 
-static void check_planted_of(struct kc_checker *k, const struct options *o, struct tally *t,
-                             const struct kc_planted *all, size_t n)
+/* Tables of variants with planted bugs. */
+typedef size_t planted_table(const struct kc_planted **out);
+static planted_table *const planted_tables[] = {
+    kc_planted,
+    kc_planted_experts,
+    kc_planted_rows,
+    kc_planted_sparse,
+};
+
+static void check_planted(struct kc_checker *k, const struct options *o, planted_table *table,
+                          struct tally *t)
 {
+    const struct kc_planted *all;
+    size_t n = table(&all);
     char detail[512];
     for (size_t i = 0; i < n; i++) {
         const struct kern_variant *v = &all[i].variant;
@@ -173,20 +184,6 @@ static void check_planted_of(struct kc_checker *k, const struct options *o, stru
         char line[700];
         snprintf(line, sizeof line, "%s, %s: %s", all[i].bug, caught ? "caught" : "NOT CAUGHT", detail);
         say(t, caught, v->name, line);
-    }
-}
-
-static void check_planted(struct kc_checker *k, const struct options *o, struct tally *t)
-{
-    static size_t (*const tables[])(const struct kc_planted **) = {
-        kc_planted,
-        kc_planted_experts,
-        kc_planted_rows,
-    };
-    for (size_t i = 0; i < ARRAY_LEN(tables); i++) {
-        const struct kc_planted *all;
-        size_t n = tables[i](&all);
-        check_planted_of(k, o, t, all, n);
     }
 }
 
@@ -206,7 +203,8 @@ int main(int argc, char **argv)
     }
     uint64_t start = clock_ns();
     if (o.planted) {
-        check_planted(&k, &o, &t);
+        for (size_t i = 0; i < ARRAY_LEN(planted_tables); i++)
+            check_planted(&k, &o, planted_tables[i], &t);
     } else {
         check_operators(&o, &t);
         check_variants(&k, &o, &t);

@@ -250,6 +250,23 @@ void kc_judge_begin(struct kc_case *c)
     }
 }
 
+size_t kc_judge_state(struct kc_case *c, unsigned s)
+{
+    uint32_t dtype = c->a.in_dtype[kern_state_input(c->op, s)];
+    size_t n = c->state[s].bytes / kc_width(dtype);
+    float *before = arena_alloc_n(c->arena, n, sizeof *before);
+    c->want_state_f64[s] = arena_alloc_n(c->arena, n, sizeof(double));
+    c->state_scale[s] = arena_alloc_n(c->arena, n, sizeof(double));
+    if (!before || !c->want_state_f64[s] || !c->state_scale[s])
+        abort();
+    tensor_to_f32(c->state[s].data, dtype, n, before);
+    for (size_t i = 0; i < n; i++) {
+        c->want_state_f64[s][i] = (double)before[i];
+        c->state_scale[s][i] = 0;
+    }
+    return n;
+}
+
 const char *kc_values_name(enum kc_values v)
 {
     static const char *const names[KC_N_VALUES] = {"normal",  "tiny",     "huge",  "sparse",

@@ -240,6 +240,14 @@ static void refuse(const char *device, const struct small *s, int code)
     dev_close(&d);
 }
 
+/* Rules read the first of two attributes, kernels might read the last. */
+static void give_attributes(struct d0_node *n, struct d0_attr a, struct d0_attr b)
+{
+    n->n_attrs = 2;
+    n->attrs[0] = a;
+    n->attrs[1] = b;
+}
+
 static void test_bad_parts(void **state)
 {
     (void)state;
@@ -268,6 +276,12 @@ static void test_bad_parts(void **state)
         BAD(ERR_INVALID, s.nodes[0].inputs[0] = 4);  /* read before written */
         BAD(ERR_INVALID, s.nodes[1].outputs[0] = 3); /* written twice */
         BAD(ERR_INVALID, s.nodes[1].outputs[0] = 1); /* a weight */
+        const struct d0_attr one = {.key = D0_ATTR_SEGMENTS, .v.i = 1},
+                             other = {.key = D0_ATTR_DIM, .v.i = 0},
+                             real = {.key = D0_ATTR_DIM, .is_float = 1, .v.f = 1e300};
+        BAD(ERR_OK, give_attributes(&s.nodes[0], one, other));
+        BAD(ERR_INVALID, give_attributes(&s.nodes[0], one, one));
+        BAD(ERR_INVALID, give_attributes(&s.nodes[0], one, real));
         BAD(ERR_UNSUPPORTED, s.nodes[1].op = 999);
         BAD(ERR_UNSUPPORTED, s.nodes[1].n_inputs = 1);
         BAD(ERR_UNSUPPORTED, s.values[1].dtype = D0_I64);

@@ -3,6 +3,7 @@
  * The table of reference variants: one for every operator of ops.def and every type it takes.
  */
 #include "kern/ref/ref.h"
+#include "kern/ref/ref_sparse.h"
 
 static size_t attention_scratch(const struct kern_args *a)
 {
@@ -61,6 +62,13 @@ static const struct kern_variant variants[] = {
     {D0_OP_GATED_NORM, 0, KERN_REF, "ref_gated_norm", ref_gated_norm, kern_items_rows, 1, NULL},
     BY_TYPE(GROUP_LINEAR, ref_group_linear, kern_items_columns, 8, group_row_scratch),
     {D0_OP_POSITION_SCALE, 0, KERN_REF, "ref_position_scale", ref_position_scale, kern_items_rows, 4, NULL},
+    BY_TYPE(INDEX_TOPK, ref_index_topk, kern_items_rows, 1, ref_index_scratch),
+    BY_TYPE(POOL_KV, ref_pool_kv, ref_pool_kv_items, 1, ref_pool_kv_scratch),
+    BY_TYPE(POOL_ATTENTION, ref_pool_attention, kern_items_heads, 1, ref_pool_attention_scratch),
+    {D0_OP_MIX_RESIDUAL, 0, KERN_REF, "ref_mix_residual", ref_mix_residual, kern_items_rows, 1, NULL},
+    {D0_OP_HYPER_IN, 0, KERN_REF, "ref_hyper_in", ref_hyper_in, kern_items_rows, 1, ref_hyper_scratch},
+    {D0_OP_HYPER_OUT, 0, KERN_REF, "ref_hyper_out", ref_hyper_out, kern_items_rows, 1, NULL},
+    {D0_OP_HYPER_HEAD, 0, KERN_REF, "ref_hyper_head", ref_hyper_head, kern_items_rows, 1, ref_hyper_scratch},
 };
 
 const struct kern_table kern_ref_table = {variants, ARRAY_LEN(variants)};

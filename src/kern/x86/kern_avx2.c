@@ -15,4 +15,5 @@
 #include "kern/x86/rows_tmpl.h"
 #include "kern/x86/activation_tmpl.h"
 #include "kern/x86/experts_tmpl.h"
+#include "kern/x86/sparse_tmpl.h"
 #include "kern/x86/table_tmpl.h"

@@ -52,6 +52,13 @@ static const struct kern_variant NAME(variants)[] = {
     VARIANT(ATTENTION, D0_BF16, attention_bf16, kern_items_heads, 1, NAME(attention_scratch)),
     VARIANT(ATTENTION, D0_F16, attention_f16, kern_items_heads, 1, NAME(attention_scratch)),
     VARIANT(GLU, 0, glu, kern_items_elements, 4096, NULL),
+    VARIANT(INDEX_TOPK, D0_F32, index_topk_f32, kern_items_rows, 1, ref_index_scratch),
+    VARIANT(INDEX_TOPK, D0_BF16, index_topk_bf16, kern_items_rows, 1, ref_index_scratch),
+    VARIANT(INDEX_TOPK, D0_F16, index_topk_f16, kern_items_rows, 1, ref_index_scratch),
+    VARIANT(MIX_RESIDUAL, 0, mix_residual, kern_items_rows, 1, NULL),
+    VARIANT(HYPER_IN, 0, hyper_in, kern_items_rows, 1, NAME(hyper_scratch)),
+    VARIANT(HYPER_OUT, 0, hyper_out, kern_items_rows, 1, NULL),
+    VARIANT(HYPER_HEAD, 0, hyper_head, kern_items_rows, 1, NAME(hyper_scratch)),
 };
 
 const struct kern_table NAME(kern_table_of) = {NAME(variants), ARRAY_LEN(NAME(variants))};
