@@ -12,4 +12,6 @@
 #include "kern/x86/attention_tmpl.h"
 #include "kern/x86/linear_tmpl.h"
 #include "kern/x86/rows_tmpl.h"
+#include "kern/x86/act_tmpl.h"
+#include "kern/x86/norms_tmpl.h"
 #include "kern/x86/table_tmpl.h"

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * LINEAR, compiled once per instruction set. Every output is one chain of sixteen-lane fused multiply-adds
- * along K per segment, then the fixed horizontal tree, then the fixed tree over segments, then the bias;
- * tiles of several tokens and several rows of W only run such chains side by side, and a chain that is cut
- * goes on where it stopped. So a row of x has the same bits in any batch.
+ * LINEAR and GROUP_LINEAR, compiled once per instruction set. Every output is one chain of sixteen-lane fused
+ * multiply-adds along K per segment, then the fixed horizontal tree, then the fixed tree over segments, then
+ * the bias; tiles of several tokens and several rows of W only run such chains side by side, and a chain that
+ * is cut goes on where it stopped. So a row of x has the same bits in any batch.
  *
  * Few tokens (direct): W is widened in registers as it streams by, once. Many tokens (wide): a block of rows
  * of W is widened once into scratch, tile by tile in the order of use, and K is cut into blocks so that the
@@ -31,12 +31,12 @@ struct NAME(state) {
 #define EACH_OUTPUT(DO) EACH_8(DO, 0) EACH_8(DO, 8) EACH_8(DO, 16)
 
 struct NAME(tile) {
-    const float *x;            /* [TOKENS, x_pitch] */
+    const float *x;            /* [TOKENS, pitch] */
     const unsigned char *w;    /* direct: [ROWS, k] of dtype; wide: [steps, ROWS, 16] float32 */
     const unsigned char *bias; /* first row's, or NULL */
     float *out;                /* [TOKENS, n] */
     struct NAME(state) * state;
-    size_t k, n, segments;
+    size_t k, pitch, n, segments;
     size_t rows; /* of out to write: <= ROWS */
     uint32_t bias_dtype;
 };
@@ -142,7 +142,7 @@ INLINE void NAME(tile_run)(const size_t TOKENS, const size_t ROWS, const struct 
             EACH_OUTPUT(ZERO_OUTPUT)
         }
         NAME(chains)
-        (TOKENS, ROWS, t->x + k, t->k, t->w + (packed ? (s * steps + at / 16) * step : k * width), dtype,
+        (TOKENS, ROWS, t->x + k, t->pitch, t->w + (packed ? (s * steps + at / 16) * step : k * width), dtype,
          row_stride, step, n, acc);
         k += n;
         if (at + n == length) {
@@ -168,7 +168,7 @@ INLINE void NAME(direct_of_type)(const struct NAME(tile) * t, const uint32_t dty
     if (t->rows == 1)
         for (size_t i = 0; i < tokens; i++) {
             struct NAME(tile) one = *t;
-            one.x += i * t->k;
+            one.x += i * t->pitch;
             one.out += i * t->n;
             NAME(tile_run)(1, 1, &one, dtype, false, 0, t->k);
         }
@@ -194,8 +194,8 @@ static void NAME(direct_f16)(const struct NAME(tile) * t, size_t tokens)
 }
 
 /* Columns first..last for at most MAX_TOKENS tokens from `token` on. */
-static void NAME(linear_direct)(const struct kern_args *a, size_t first, size_t last, size_t token,
-                                size_t tokens)
+static void NAME(linear_direct)(const struct kern_args *a, size_t pitch, size_t first, size_t last,
+                                size_t token, size_t tokens)
 {
     uint32_t dtype = a->in_dtype[1];
     size_t k = (size_t)a->k, width = dtype == D0_F32 ? 4 : 2, bias_width = a->in_dtype[2] == D0_F32 ? 4 : 2;
@@ -206,12 +206,13 @@ static void NAME(linear_direct)(const struct kern_args *a, size_t first, size_t 
         /* the last tile moves back to stay full: some columns are computed twice, to the same bits */
         size_t rows = last - first < wide ? 1 : wide;
         j = last - j < rows ? last - rows : j;
-        struct NAME(tile) t = {.x = (const float *)a->in[0] + token * k,
+        struct NAME(tile) t = {.x = (const float *)a->in[0] + token * pitch,
                                .w = w + j * k * width,
                                .bias = bias ? bias + j * bias_width : NULL,
                                .out = (float *)a->out[0] + token * (size_t)a->n + j,
                                .state = &state,
                                .k = k,
+                               .pitch = pitch,
                                .n = (size_t)a->n,
                                .segments = a->segments > 1 ? (size_t)a->segments : 1,
                                .rows = rows,
@@ -319,7 +320,7 @@ static void NAME(wide_chunk)(const struct NAME(tile) * first, const struct NAME(
         for (size_t i = 0; i < tokens; i += TILE_TOKENS)
             for (size_t r = 0; r < rows; r += TILE_ROWS, state++) {
                 struct NAME(tile) t = *first;
-                t.x += i * t.k;
+                t.x += i * t.pitch;
                 t.w += r / TILE_ROWS * s->tile_bytes;
                 t.bias = t.bias ? t.bias + r * bias_width : NULL;
                 t.out += i * t.n + r;
@@ -330,7 +331,8 @@ static void NAME(wide_chunk)(const struct NAME(tile) * first, const struct NAME(
     }
 }
 
-static void NAME(linear_wide)(const struct kern_args *a, size_t first, size_t last, unsigned thread)
+static void NAME(linear_wide)(const struct kern_args *a, size_t pitch, size_t first, size_t last,
+                              unsigned thread)
 {
     const struct NAME(wide) s = NAME(wide_sizes)(a);
     size_t n_tokens = (size_t)a->n_rows, block = s.tiles * TILE_ROWS, chunk = CHUNK_TILES * TILE_TOKENS;
@@ -340,6 +342,7 @@ static void NAME(linear_wide)(const struct kern_args *a, size_t first, size_t la
     struct NAME(tile) t = {.w = scratch,
                            .state = (struct NAME(state) *)(scratch + s.tiles * s.tile_bytes),
                            .k = (size_t)a->k,
+                           .pitch = pitch,
                            .n = (size_t)a->n,
                            .segments = a->segments > 1 ? (size_t)a->segments : 1,
                            .bias_dtype = a->in_dtype[2]};
@@ -348,23 +351,67 @@ static void NAME(linear_wide)(const struct kern_args *a, size_t first, size_t la
         NAME(widen)(a, &s, t.segments, j, j + rows, scratch);
         t.bias = bias ? bias + j * bias_width : NULL;
         for (size_t i = 0; i < n_tokens; i += chunk) {
-            t.x = (const float *)a->in[0] + i * t.k;
+            t.x = (const float *)a->in[0] + i * pitch;
             t.out = (float *)a->out[0] + i * t.n + j;
             NAME(wide_chunk)(&t, &s, n_tokens - i < chunk ? n_tokens - i : chunk, rows);
         }
     }
 }
 
-static void NAME(linear)(const struct kern_args *a, size_t first, size_t last, unsigned thread)
+/* Columns first..last of all tokens; rows of x are `pitch` values apart. */
+static void NAME(linear_columns)(const struct kern_args *a, size_t pitch, size_t first, size_t last,
+                                 unsigned thread)
 {
     size_t n_tokens = (size_t)a->n_rows;
     if (n_tokens > DIRECT_TOKENS) {
-        NAME(linear_wide)(a, first, last, thread);
+        NAME(linear_wide)(a, pitch, first, last, thread);
         return;
     }
     size_t passes = (n_tokens + MAX_TOKENS - 1) / MAX_TOKENS, share = (n_tokens + passes - 1) / passes;
     for (size_t j = first; j < last; j += DIRECT_BLOCK)
         for (size_t i = 0; i < n_tokens; i += share)
             NAME(linear_direct)
-    (a, j, last - j < DIRECT_BLOCK ? last : j + DIRECT_BLOCK, i, n_tokens - i < share ? n_tokens - i : share);
+    (a, pitch, j, last - j < DIRECT_BLOCK ? last : j + DIRECT_BLOCK, i,
+     n_tokens - i < share ? n_tokens - i : share);
+}
+
+static void NAME(linear)(const struct kern_args *a, size_t first, size_t last, unsigned thread)
+{
+    NAME(linear_columns)(a, (size_t)a->k, first, last, thread);
+}
+
+/* ---- groups -------------------------------------------------------------------------------------------- */
+
+/* One group of GROUP_LINEAR as a LINEAR: its K values of each row of x, all rows of W and columns of out. */
+static struct kern_args NAME(group_of)(const struct kern_args *a, size_t groups, size_t group)
+{
+    struct kern_args g = *a;
+    g.k = a->k / (int64_t)groups;
+    g.in[0] = (const float *)a->in[0] + group * (size_t)g.k;
+    g.in[2] = NULL;
+    g.segments = 1;
+    return g;
+}
+
+static size_t NAME(groups)(const struct kern_args *a)
+{
+    return a->attr[D0_ATTR_GROUPS].i > 1 ? (size_t)a->attr[D0_ATTR_GROUPS].i : 1;
+}
+
+static size_t NAME(group_linear_scratch)(const struct kern_args *a)
+{
+    struct kern_args g = *a; /* no addresses yet */
+    g.k = a->k / (int64_t)NAME(groups)(a);
+    g.segments = 1;
+    return NAME(linear_scratch)(&g);
+}
+
+static void NAME(group_linear)(const struct kern_args *a, size_t first, size_t last, unsigned thread)
+{
+    size_t groups = NAME(groups)(a), columns = (size_t)a->n / groups;
+    for (size_t j = first, end; j < last; j = end) {
+        struct kern_args g = NAME(group_of)(a, groups, j / columns);
+        end = (j / columns + 1) * columns < last ? (j / columns + 1) * columns : last;
+        NAME(linear_columns)(&g, (size_t)a->k, j, end, thread);
+    }
 }

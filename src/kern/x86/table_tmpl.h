@@ -14,6 +14,11 @@
         D0_OP_LINEAR, type, ISA, STR(NAME(linear_##text)), NAME(linear), kern_items_columns, GRAIN_ROWS,     \
             NAME(linear_scratch)                                                                             \
     }
+#define GROUP_LINEAR(type, text)                                                                             \
+    {                                                                                                        \
+        D0_OP_GROUP_LINEAR, type, ISA, STR(NAME(group_linear_##text)), NAME(group_linear),                   \
+            kern_items_columns, GRAIN_ROWS, NAME(group_linear_scratch)                                       \
+    }
 
 static const struct kern_variant NAME(variants)[] = {
     LINEAR(D0_F32, f32),
@@ -26,6 +31,14 @@ static const struct kern_variant NAME(variants)[] = {
     VARIANT(ATTENTION, D0_BF16, attention_bf16, kern_items_heads, 1, NAME(attention_scratch)),
     VARIANT(ATTENTION, D0_F16, attention_f16, kern_items_heads, 1, NAME(attention_scratch)),
     VARIANT(GLU, 0, glu, kern_items_elements, 4096, NULL),
+    VARIANT(ACT, 0, act, kern_items_elements, 4096, NULL),
+    VARIANT(MUL, 0, mul, kern_items_elements, 16384, NULL),
+    VARIANT(SCALE, 0, scale, kern_items_rows, 4, NULL),
+    VARIANT(LAYER_NORM, 0, layer_norm, kern_items_rows, 1, NULL),
+    VARIANT(GATED_NORM, 0, gated_norm, kern_items_rows, 1, NULL),
+    GROUP_LINEAR(D0_F32, f32),
+    GROUP_LINEAR(D0_BF16, bf16),
+    GROUP_LINEAR(D0_F16, f16),
 };
 
 const struct kern_table NAME(kern_table_of) = {NAME(variants), ARRAY_LEN(NAME(variants))};
