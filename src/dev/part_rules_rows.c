@@ -137,8 +137,8 @@ bool rule_GROUP_LINEAR(const struct rule *r)
     return rule_need(r, rule_is_matrix(x) && rule_is_matrix(o) && x->dims[0] == o->dims[0],
                      "x and output must be f32 [T, .]") &&
            groups_of(r, x->dims[1], &groups) && groups_of(r, o->dims[1], &groups) &&
-           rule_need(r, rule_is_weight(w, o->dims[1], x->dims[1] / groups),
-                     "w must be f32, bf16 or f16 [%lld, %lld]", (long long)o->dims[1],
+           rule_need(r, rule_is_stored(w, 0, o->dims[1], x->dims[1] / groups),
+                     "w must be f32, bf16, f16 or codes [%lld, %lld]", (long long)o->dims[1],
                      (long long)(x->dims[1] / groups));
 }
 

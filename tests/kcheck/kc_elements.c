@@ -213,7 +213,7 @@ void kc_make_GROUP_LINEAR(struct kc_case *c, unsigned index)
         m = 64;
     }
     rows_of(c, 0, m, groups * k);
-    kc_fill(c, 1, c->dtype, groups * n * k, 0);
+    kc_weight(c, 1, c->dtype, 1, groups * n, k, 0);
     poison(c, 1, groups * n, k);
     kc_dims(c, 1, 2, (int64_t[]){groups * n, k});
     kc_output(c, m, groups * n);

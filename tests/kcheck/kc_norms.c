@@ -70,10 +70,12 @@ void kc_judge_LAYER_NORM(struct kc_case *c)
     size_t d = (size_t)(c->a.dim ? c->a.dim : c->a.k);
     kc_judge_begin(c);
     for (size_t g = 0; g < kc_outputs(c, 0); g += d) {
-        double sum = 0, squares = 0;
-        for (size_t i = g; i < g + d; i++)
+        double sum = 0, raw = 0, squares = 0;
+        for (size_t i = g; i < g + d; i++) {
             sum += kc_at(c, 0, i);
-        double mean = sum / (double)d;
+            raw += pow(kc_at(c, 0, i), 2);
+        }
+        double mean = sum / (double)d, mean_scale = fmax(fabs(mean), 2 * sqrt(raw) / (double)d);
         for (size_t i = g; i < g + d; i++)
             squares += pow(kc_at(c, 0, i) - mean, 2);
         double deviation = sqrt(squares / (double)d + c->a.eps);
@@ -82,7 +84,7 @@ void kc_judge_LAYER_NORM(struct kc_case *c)
                    b = c->in[2].data ? kc_at(c, 2, i) : 0;
             c->want[0][g + i] = (x - mean) / deviation * w + b;
             c->scale[0][g + i] =
-                fmax(SCALE_FLOOR, fmax(fmax(fabs(x), fabs(mean)) / deviation * fabs(w), fabs(b)));
+                fmax(SCALE_FLOOR, fmax(fmax(fabs(x), mean_scale) / deviation * fabs(w), fabs(b)));
         }
     }
 }
@@ -118,15 +120,21 @@ void kc_judge_GATED_NORM(struct kc_case *c)
     bool before = c->a.attr[D0_ATTR_BEFORE].i != 0;
     kc_judge_begin(c);
     for (size_t g = 0; g < kc_outputs(c, 0); g += d) {
-        double squares = 0;
-        for (size_t i = g; i < g + d; i++)
-            squares += pow(before ? kc_at(c, 0, i) * kc_act(c, kc_at(c, 1, i)).value : kc_at(c, 0, i), 2);
+        double squares = 0, errors = 0;
+        for (size_t i = g; i < g + d; i++) {
+            struct kc_scaled gate = before ? kc_act(c, kc_at(c, 1, i)) : (struct kc_scaled){1, 1};
+            squares += pow(kc_at(c, 0, i) * gate.value, 2);
+            errors += pow(kc_at(c, 0, i), 2) * fabs(gate.value) * gate.scale;
+        }
+        /* how much less precise than its terms the mean of squares is: gates that are small differences */
+        double loose = squares > 0 ? fmax(1, errors / squares) : 1;
         double root = sqrt(squares / (double)d + c->a.eps);
         for (size_t i = 0; i < d; i++) {
             struct kc_scaled gate = kc_act(c, kc_at(c, 1, g + i));
             double y = kc_at(c, 0, g + i) / root * (c->in[2].data ? kc_at(c, 2, i) : 1);
             c->want[0][g + i] = y * gate.value;
-            c->scale[0][g + i] = fmax(fabs(y) * gate.scale, SCALE_FLOOR * fmax(1, fabs(y)));
+            c->scale[0][g + i] =
+                fmax(fabs(y) * fmax(gate.scale, fabs(gate.value) * loose), SCALE_FLOOR * fmax(1, fabs(y)));
         }
     }
 }

@@ -61,6 +61,7 @@ static const struct kern_variant variants[] = {
     {D0_OP_LAYER_NORM, 0, KERN_REF, "ref_layer_norm", ref_layer_norm, kern_items_rows, 1, NULL},
     {D0_OP_GATED_NORM, 0, KERN_REF, "ref_gated_norm", ref_gated_norm, kern_items_rows, 1, NULL},
     BY_TYPE(GROUP_LINEAR, ref_group_linear, kern_items_columns, 8, group_row_scratch),
+    BY_CODE(GROUP_LINEAR, ref_group_linear, kern_items_columns, 8, group_row_scratch),
     {D0_OP_POSITION_SCALE, 0, KERN_REF, "ref_position_scale", ref_position_scale, kern_items_rows, 4, NULL},
     BY_TYPE(INDEX_TOPK, ref_index_topk, kern_items_rows, 1, ref_index_scratch),
     BY_TYPE(POOL_KV, ref_pool_kv, ref_pool_kv_items, 1, ref_pool_kv_scratch),

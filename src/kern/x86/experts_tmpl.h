@@ -219,6 +219,7 @@ static void NAME(expert_times)(const struct kern_args *a, const struct NAME(moe)
                            .out = out + r->column,
                            .state = m->state,
                            .k = r->k,
+                           .pitch = r->k,
                            .n = pitch,
                            .segments = 1,
                            .bias_dtype = bias_dtype};
@@ -317,7 +318,6 @@ static const float *NAME(gather)(const struct kern_args *a, const struct NAME(mo
 static void NAME(inner_activate)(const struct kern_args *a, const struct NAME(moe) * m, size_t tokens,
                                  size_t count, float *h)
 {
-    const struct NAME(activation) f = NAME(activation_of)(a);
     int64_t layout = a->attr[D0_ATTR_LAYOUT].i;
     for (size_t i = 0; i < tokens; i++) {
         const float *p = m->products + i * 2 * INNER_COLUMNS, *up = p + INNER_COLUMNS;
@@ -330,7 +330,10 @@ static void NAME(inner_activate)(const struct kern_args *a, const struct NAME(mo
             p = apart;
             up = apart + INNER_COLUMNS;
         }
-        NAME(glu_row)(&f, layout == 3 ? NULL : p, up, count, h + i * m->inter);
+        if (layout == 3)
+            NAME(act_run)(a, up, h + i * m->inter, count);
+        else
+            NAME(glu_run)(a, p, up, h + i * m->inter, count);
     }
 }
 

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * LINEAR, compiled once per instruction set. Every output is one chain of sixteen-lane fused multiply-adds
- * along K per segment, then the fixed horizontal tree, then the fixed tree over segments, then the bias;
- * tiles of several tokens and several rows of W only run such chains side by side, and a chain that is cut
- * goes on where it stopped. So a row of x has the same bits in any batch.
+ * LINEAR and GROUP_LINEAR, compiled once per instruction set. Every output is one chain of sixteen-lane fused
+ * multiply-adds along K per segment, then the fixed horizontal tree, then the fixed tree over segments, then
+ * the bias; tiles of several tokens and several rows of W only run such chains side by side, and a chain that
+ * is cut goes on where it stopped. So a row of x has the same bits in any batch.
  *
  * Few tokens (direct): W is widened in registers as it streams by, once. Many tokens (wide): a block of rows
  * of W is widened once into scratch, tile by tile in the order of use, and K is cut into blocks so that the
@@ -31,14 +31,14 @@ struct NAME(state) {
 #define EACH_OUTPUT(DO) EACH_8(DO, 0) EACH_8(DO, 8) EACH_8(DO, 16)
 
 struct NAME(tile) {
-    const float *x;            /* [TOKENS, x_pitch] */
+    const float *x;            /* [TOKENS, pitch] */
     const unsigned char *w;    /* direct: [ROWS, k] of dtype; wide: [steps, ROWS, 16] float32 */
     const unsigned char *bias; /* first row's, or NULL */
     float *out;                /* [TOKENS, n] */
     struct NAME(state) * state;
-    size_t k, n, segments;
-    size_t rows;       /* of out to write: <= ROWS */
-    size_t first_step; /* wide: of K, of what w holds */
+    size_t k, pitch, n, segments; /* pitch: of x, in values */
+    size_t rows;                  /* of out to write: <= ROWS */
+    size_t first_step;            /* wide: of K, of what w holds */
     uint32_t bias_dtype;
 };
 
@@ -143,7 +143,7 @@ INLINE void NAME(tile_run)(const size_t TOKENS, const size_t ROWS, const struct 
             EACH_OUTPUT(ZERO_OUTPUT)
         }
         NAME(chains)
-        (TOKENS, ROWS, t->x + k, t->k,
+        (TOKENS, ROWS, t->x + k, t->pitch,
          t->w + (packed ? (s * steps + at / 16 - t->first_step) * step : k * width), dtype, row_stride, step,
          n, acc);
         k += n;
@@ -170,7 +170,7 @@ INLINE void NAME(direct_of_type)(const struct NAME(tile) * t, const uint32_t dty
     if (t->rows == 1)
         for (size_t i = 0; i < tokens; i++) {
             struct NAME(tile) one = *t;
-            one.x += i * t->k;
+            one.x += i * t->pitch;
             one.out += i * t->n;
             NAME(tile_run)(1, 1, &one, dtype, false, 0, t->k);
         }
@@ -225,7 +225,7 @@ static void NAME(direct_block)(const struct NAME(tile) * all, uint32_t dtype, si
     for (size_t j = first; j < last; j += DIRECT_BLOCK)
         for (size_t i = 0; i < tokens; i += share) {
             struct NAME(tile) t = *all;
-            t.x += i * t.k;
+            t.x += i * t.pitch;
             t.out += i * t.n;
             NAME(direct_columns)
             (&t, dtype, j, last - j < DIRECT_BLOCK ? last : j + DIRECT_BLOCK,
@@ -256,7 +256,7 @@ INLINE size_t NAME(segments_of)(const struct kern_args *a)
     return a->segments > 1 ? (size_t)a->segments : 1;
 }
 
-static size_t NAME(linear_scratch)(const struct kern_args *a)
+static size_t NAME(wide_scratch)(const struct kern_args *a)
 {
     if (a->n_rows <= DIRECT_TOKENS)
         return 0;
@@ -352,7 +352,7 @@ static void NAME(wide_chunk)(const struct NAME(tile) * first, const struct NAME(
         for (size_t i = 0; i < tokens; i += TILE_TOKENS)
             for (size_t r = 0; r < rows; r += TILE_ROWS, state++) {
                 struct NAME(tile) t = *first;
-                t.x += i * t.k;
+                t.x += i * t.pitch;
                 t.w += r / TILE_ROWS * s->tile_bytes;
                 t.bias = t.bias ? t.bias + r * bias_width : NULL;
                 t.out += i * t.n + r;
@@ -363,7 +363,8 @@ static void NAME(wide_chunk)(const struct NAME(tile) * first, const struct NAME(
     }
 }
 
-static void NAME(linear_wide)(const struct kern_args *a, size_t first, size_t last, unsigned thread)
+static void NAME(linear_wide)(const struct kern_args *a, size_t pitch, size_t first, size_t last,
+                              unsigned thread)
 {
     const struct NAME(wide) s = NAME(wide_sizes)((size_t)a->k, NAME(segments_of)(a));
     size_t n_tokens = (size_t)a->n_rows, block = s.tiles * TILE_ROWS, chunk = CHUNK_TILES * TILE_TOKENS;
@@ -373,6 +374,7 @@ static void NAME(linear_wide)(const struct kern_args *a, size_t first, size_t la
     struct NAME(tile) t = {.w = scratch,
                            .state = (struct NAME(state) *)(scratch + s.tiles * s.tile_bytes),
                            .k = (size_t)a->k,
+                           .pitch = pitch,
                            .n = (size_t)a->n,
                            .segments = NAME(segments_of)(a),
                            .bias_dtype = a->in_dtype[2]};
@@ -381,7 +383,7 @@ static void NAME(linear_wide)(const struct kern_args *a, size_t first, size_t la
         NAME(widen)(a, 1, t.k, &s, t.segments, j, j + rows, scratch);
         t.bias = bias ? bias + j * bias_width : NULL;
         for (size_t i = 0; i < n_tokens; i += chunk) {
-            t.x = (const float *)a->in[0] + i * t.k;
+            t.x = (const float *)a->in[0] + i * pitch;
             t.out = (float *)a->out[0] + i * t.n + j;
             NAME(wide_chunk)(&t, &s, n_tokens - i < chunk ? n_tokens - i : chunk, rows);
         }
@@ -399,9 +401,11 @@ struct NAME(few) {
     struct NAME(state) state[FEW_TILES];
 };
 
-static size_t NAME(coded_scratch)(const struct kern_args *a)
+static size_t NAME(linear_scratch)(const struct kern_args *a)
 {
-    return a->n_rows <= DIRECT_TOKENS ? sizeof(struct NAME(few)) : NAME(linear_scratch)(a);
+    size_t wide = a->n_rows > DIRECT_TOKENS ? NAME(wide_scratch)(a) : 0,
+           few = a->in_form[1] ? sizeof(struct NAME(few)) : 0;
+    return wide > few ? wide : few;
 }
 
 static void NAME(widen_block)(const struct kern_args *a, size_t row, size_t last, size_t length, size_t from,
@@ -419,7 +423,8 @@ static void NAME(widen_block)(const struct kern_args *a, size_t row, size_t last
     }
 }
 
-static void NAME(linear_few)(const struct kern_args *a, size_t first, size_t last, unsigned thread)
+static void NAME(linear_few)(const struct kern_args *a, size_t pitch, size_t first, size_t last,
+                             unsigned thread)
 {
     struct NAME(few) *few = (void *)((unsigned char *)a->scratch + thread * a->scratch_bytes);
     const unsigned char *bias = a->in[2];
@@ -431,12 +436,13 @@ static void NAME(linear_few)(const struct kern_args *a, size_t first, size_t las
             to = NAME(block_end)(k, length, from);
             NAME(widen_block)(a, j, last, length, from, to, few->w);
             for (size_t i = 0; i < n_tokens; i += TILE_TOKENS) {
-                struct NAME(tile) t = {.x = (const float *)a->in[0] + i * k,
+                struct NAME(tile) t = {.x = (const float *)a->in[0] + i * pitch,
                                        .w = (const unsigned char *)few->w,
                                        .bias = bias ? bias + j * bias_width : NULL,
                                        .out = (float *)a->out[0] + i * (size_t)a->n + j,
                                        .state = &few->state[i / TILE_TOKENS],
                                        .k = k,
+                                       .pitch = pitch,
                                        .n = (size_t)a->n,
                                        .segments = segments,
                                        .rows = last - j < TILE_ROWS ? last - j : TILE_ROWS,
@@ -447,18 +453,17 @@ static void NAME(linear_few)(const struct kern_args *a, size_t first, size_t las
         }
 }
 
-static void NAME(linear_coded)(const struct kern_args *a, size_t first, size_t last, unsigned thread)
+/* Columns first..last of all tokens; rows of x are `pitch` values apart. */
+static void NAME(linear_columns)(const struct kern_args *a, size_t pitch, size_t first, size_t last,
+                                 unsigned thread)
 {
-    if (a->n_rows > DIRECT_TOKENS)
-        NAME(linear_wide)(a, first, last, thread);
-    else
-        NAME(linear_few)(a, first, last, thread);
-}
-
-static void NAME(linear)(const struct kern_args *a, size_t first, size_t last, unsigned thread)
-{
-    if (a->n_rows > DIRECT_TOKENS) {
-        NAME(linear_wide)(a, first, last, thread);
+    size_t n_tokens = (size_t)a->n_rows;
+    if (n_tokens > DIRECT_TOKENS) {
+        NAME(linear_wide)(a, pitch, first, last, thread);
+        return;
+    }
+    if (a->in_form[1]) {
+        NAME(linear_few)(a, pitch, first, last, thread);
         return;
     }
     struct NAME(state) state;
@@ -468,9 +473,51 @@ static void NAME(linear)(const struct kern_args *a, size_t first, size_t last, u
                            .out = a->out[0],
                            .state = &state,
                            .k = (size_t)a->k,
+                           .pitch = pitch,
                            .n = (size_t)a->n,
                            .segments = NAME(segments_of)(a),
                            .bias_dtype = a->in_dtype[2]};
-    if (a->n_rows > 0)
-        NAME(direct_block)(&t, a->in_dtype[1], first, last, (size_t)a->n_rows);
+    if (n_tokens > 0)
+        NAME(direct_block)(&t, a->in_dtype[1], first, last, n_tokens);
+}
+
+static void NAME(linear)(const struct kern_args *a, size_t first, size_t last, unsigned thread)
+{
+    NAME(linear_columns)(a, (size_t)a->k, first, last, thread);
+}
+
+/* ---- groups -------------------------------------------------------------------------------------------- */
+
+/* One group of GROUP_LINEAR as a LINEAR: its K values of each row of x, all rows of W and columns of out. */
+static struct kern_args NAME(group_of)(const struct kern_args *a, size_t groups, size_t group)
+{
+    struct kern_args g = *a;
+    g.k = a->k / (int64_t)groups;
+    g.in[0] = (const float *)a->in[0] + group * (size_t)g.k;
+    g.in[2] = NULL;
+    g.segments = 1;
+    return g;
+}
+
+static size_t NAME(groups)(const struct kern_args *a)
+{
+    return a->attr[D0_ATTR_GROUPS].i > 1 ? (size_t)a->attr[D0_ATTR_GROUPS].i : 1;
+}
+
+static size_t NAME(group_linear_scratch)(const struct kern_args *a)
+{
+    struct kern_args g = *a; /* no addresses yet */
+    g.k = a->k / (int64_t)NAME(groups)(a);
+    g.segments = 1;
+    return NAME(linear_scratch)(&g);
+}
+
+static void NAME(group_linear)(const struct kern_args *a, size_t first, size_t last, unsigned thread)
+{
+    size_t groups = NAME(groups)(a), columns = (size_t)a->n / groups;
+    for (size_t j = first, end; j < last; j = end) {
+        struct kern_args g = NAME(group_of)(a, groups, j / columns);
+        end = (j / columns + 1) * columns < last ? (j / columns + 1) * columns : last;
+        NAME(linear_columns)(&g, (size_t)a->k, j, end, thread);
+    }
 }

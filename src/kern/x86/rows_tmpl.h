@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * RMS_NORM, ADD, GLU and ROPE, compiled once per instruction set.
+ * RMS_NORM, ADD and ROPE, compiled once per instruction set.
  */
 
 /* Sum of squares of x[n] in `segments` runs: lanes, horizontal tree, tree over segments. */
@@ -69,33 +69,6 @@ static void NAME(add)(const struct kern_args *a, size_t first, size_t last, unsi
         lanes_store(out + i, lanes_add(lanes_load(x + i), lanes_load(y + i)));
     for (; i < last; i++)
         out[i] = x[i] + y[i];
-}
-
-/* g / (1 + e^-g) * u. Below -18 the 1 is lost in float32 and e^-g may overflow though the quotient is an
- * ordinary number: there g * e^(g/2) * e^(g/2). */
-INLINE lanes NAME(silu_times)(lanes g, lanes u)
-{
-    const float far = -18.0f;
-    lanes half = lanes_mul(g, lanes_set1(0.5f));
-    lanes e = lanes_exp(lanes_select_below(g, far, half, lanes_sub(lanes_zero(), g)));
-    lanes near = lanes_div(g, lanes_add(lanes_set1(1.0f), e));
-    return lanes_mul(lanes_select_below(g, far, lanes_mul(lanes_mul(g, e), e), near), u);
-}
-
-static void NAME(glu)(const struct kern_args *a, size_t first, size_t last, unsigned thread)
-{
-    if (a->attr[D0_ATTR_FUNCTION].i) {
-        ref_glu(a, first, last, thread);
-        return;
-    }
-    const float *gate = a->in[0], *up = a->in[1];
-    float *out = a->out[0];
-    size_t i = first;
-    for (; i + 16 <= last; i += 16)
-        lanes_store(out + i, NAME(silu_times)(lanes_load(gate + i), lanes_load(up + i)));
-    if (i < last)
-        lanes_store_n(out + i, last - i,
-                      NAME(silu_times)(lanes_load_n(gate + i, last - i), lanes_load_n(up + i, last - i)));
 }
 
 /* One head, halves apart: p = u c - v s, q = v c + u s, each with one fused step. inverse: by -s. */

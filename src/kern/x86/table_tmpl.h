@@ -20,22 +20,22 @@
             NAME(experts_scratch), NAME(experts_shared), 3                                                   \
     }
 
-#define CODED(type, text)                                                                                    \
+#define GROUP_LINEAR(type, text)                                                                             \
     {                                                                                                        \
-        D0_OP_LINEAR, type, ISA, STR(NAME(linear_##text)), NAME(linear_coded), kern_items_columns,           \
-            GRAIN_ROWS, NAME(coded_scratch)                                                                  \
+        D0_OP_GROUP_LINEAR, type, ISA, STR(NAME(group_linear_##text)), NAME(group_linear),                   \
+            kern_items_columns, GRAIN_ROWS, NAME(group_linear_scratch)                                       \
     }
 
 static const struct kern_variant NAME(variants)[] = {
     LINEAR(D0_F32, f32),
     LINEAR(D0_BF16, bf16),
     LINEAR(D0_F16, f16),
-    CODED(D0_F8_E4M3, f8_e4m3),
-    CODED(D0_F8_E5M2, f8_e5m2),
-    CODED(D0_F4, f4),
-    CODED(D0_I8, i8),
-    CODED(D0_U8, u8),
-    CODED(D0_U4, u4),
+    LINEAR(D0_F8_E4M3, f8_e4m3),
+    LINEAR(D0_F8_E5M2, f8_e5m2),
+    LINEAR(D0_F4, f4),
+    LINEAR(D0_I8, i8),
+    LINEAR(D0_U8, u8),
+    LINEAR(D0_U4, u4),
     EXPERTS(D0_F32, f32),
     EXPERTS(D0_BF16, bf16),
     EXPERTS(D0_F16, f16),
@@ -59,6 +59,20 @@ static const struct kern_variant NAME(variants)[] = {
     VARIANT(HYPER_IN, 0, hyper_in, kern_items_rows, 1, NAME(hyper_scratch)),
     VARIANT(HYPER_OUT, 0, hyper_out, kern_items_rows, 1, NULL),
     VARIANT(HYPER_HEAD, 0, hyper_head, kern_items_rows, 1, NAME(hyper_scratch)),
+    VARIANT(ACT, 0, act, kern_items_elements, 4096, NULL),
+    VARIANT(MUL, 0, mul, kern_items_elements, 16384, NULL),
+    VARIANT(SCALE, 0, scale, kern_items_rows, 4, NULL),
+    VARIANT(LAYER_NORM, 0, layer_norm, kern_items_rows, 1, NULL),
+    VARIANT(GATED_NORM, 0, gated_norm, kern_items_rows, 1, NULL),
+    GROUP_LINEAR(D0_F32, f32),
+    GROUP_LINEAR(D0_BF16, bf16),
+    GROUP_LINEAR(D0_F16, f16),
+    GROUP_LINEAR(D0_F8_E4M3, f8_e4m3),
+    GROUP_LINEAR(D0_F8_E5M2, f8_e5m2),
+    GROUP_LINEAR(D0_F4, f4),
+    GROUP_LINEAR(D0_I8, i8),
+    GROUP_LINEAR(D0_U8, u8),
+    GROUP_LINEAR(D0_U4, u4),
 };
 
 const struct kern_table NAME(kern_table_of) = {NAME(variants), ARRAY_LEN(NAME(variants))};
