@@ -37,6 +37,8 @@ bool rule_same_shape(const struct d0_value *a, const struct d0_value *b);
 bool rule_computed(const struct rule *r);
 /* positions[T], seq_of[T], page_table[B, P] from input `first` on */
 bool rule_indices(const struct rule *r, uint32_t first, int64_t rows);
+/* Pages of keys and of values from input `first` on, then the three index arrays */
+bool rule_paged(const struct rule *r, uint32_t first, int64_t rows);
 
 #define OP(id, NAME, ...) bool rule_##NAME(const struct rule *r);
 #define ATTR(...)

@@ -111,6 +111,8 @@ int kern_dtype_input(uint32_t op)
     case D0_OP_LINEAR:
     case D0_OP_RMS_NORM:
     case D0_OP_ATTENTION:
+    case D0_OP_LATENT_STORE:
+    case D0_OP_MLA:
         return 1;
     case D0_OP_KV_STORE:
         return 2;
