@@ -38,7 +38,9 @@ static bool text_only(const struct rule *r)
     if (!rule_need(r, both == 0 || both == 1, "bidirectional %lld", (long long)both))
         return false;
     for (uint32_t i = 0; both && i < r->p->n_values; i++)
-        if (!rule_need(r, r->p->values[i].kind != D0_VALUE_INPUT || r->p->values[i].role <= D0_INPUT_SLOTS,
+        if (!rule_need(r,
+                       r->p->values[i].kind != D0_VALUE_INPUT ||
+                           (r->p->values[i].role >= D0_INPUT_IDS && r->p->values[i].role <= D0_INPUT_SLOTS),
                        "bidirectional attention is computed for text only, and input %u has role %u", i,
                        r->p->values[i].role))
             return false;

@@ -11,5 +11,6 @@
 
 #include "kern/x86/attention_tmpl.h"
 #include "kern/x86/linear_tmpl.h"
+#include "kern/x86/mla_tmpl.h"
 #include "kern/x86/rows_tmpl.h"
 #include "kern/x86/table_tmpl.h"

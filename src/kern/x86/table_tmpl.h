@@ -25,6 +25,9 @@ static const struct kern_variant NAME(variants)[] = {
     VARIANT(ATTENTION, D0_F32, attention_f32, kern_items_heads, 1, NAME(attention_scratch)),
     VARIANT(ATTENTION, D0_BF16, attention_bf16, kern_items_heads, 1, NAME(attention_scratch)),
     VARIANT(ATTENTION, D0_F16, attention_f16, kern_items_heads, 1, NAME(attention_scratch)),
+    VARIANT(MLA, D0_F32, mla_f32, NAME(mla_items), 1, NAME(mla_scratch)),
+    VARIANT(MLA, D0_BF16, mla_bf16, NAME(mla_items), 1, NAME(mla_scratch)),
+    VARIANT(MLA, D0_F16, mla_f16, NAME(mla_items), 1, NAME(mla_scratch)),
     VARIANT(GLU, 0, glu, kern_items_elements, 4096, NULL),
 };
 
