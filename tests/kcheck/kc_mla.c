@@ -70,7 +70,7 @@ void kc_judge_LATENT_STORE(struct kc_case *c)
 
 /* ---- mla ---- */
 
-const unsigned kc_cases_MLA = 3 * TAILS + 120;
+const unsigned kc_cases_MLA = 3 * TAILS + 60;
 
 /* As in attention, by way of the rotated part: the score of a far row is -infinity in float32. */
 #define FAR_QUERY (-3e38f)

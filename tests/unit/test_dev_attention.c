@@ -258,8 +258,8 @@ static void run_both(const char *isa, uint32_t without, float out[2][5 * OUT])
     struct dev d;
     struct err e = {0};
     struct both b;
-    struct d0_exec *x;
-    struct d0_queue *q;
+    struct d0_exec *x = NULL;
+    struct d0_queue *q = NULL;
     struct d0_buffer *buffers[OUT_MLA];
     struct d0_step_dims dims = {.size = sizeof dims, .dims = {5, 2, 1, 2}};
     both_part(&b);
