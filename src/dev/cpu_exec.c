@@ -62,7 +62,8 @@ static bool node_supported(const struct d0_device *d, const struct d0_part *p, u
     if (!part_node_check(p, node, reason, reason_bytes))
         return false;
     const struct d0_node *n = &p->nodes[node];
-    if (n->op == D0_OP_ATTENTION && p->values[n->inputs[1]].dims[2] > KERN_MAX_PAGE_TOKENS) {
+    if ((n->op == D0_OP_ATTENTION || n->op == D0_OP_MLA) &&
+        p->values[n->inputs[1]].dims[2] > KERN_MAX_PAGE_TOKENS) {
         snprintf(reason, reason_bytes, "pages of %lld tokens, the largest are %d",
                  (long long)p->values[n->inputs[1]].dims[2], KERN_MAX_PAGE_TOKENS);
         return false;

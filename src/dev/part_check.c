@@ -177,6 +177,26 @@ struct op_row {
     bool (*rule)(const struct rule *r);
 };
 
+/* Attributes as the table has them, each once: what a rule has read is then what the kernel reads. */
+static bool attributes_plain(const struct rule *r)
+{
+    static const bool is_float[D0_N_ATTRS] = {
+#define OP(...)
+#define ATTR(id, NAME, text, floating, ...) [id] = floating,
+#include "day0/ops.def"
+#undef OP
+#undef ATTR
+    };
+    for (uint32_t i = 0; i < r->n->n_attrs; i++) {
+        const struct d0_attr *a = &r->n->attrs[i];
+        if (!rule_need(r, a->key > 0 && a->key < D0_N_ATTRS && (a->is_float != 0) == is_float[a->key],
+                       "attribute %u is unknown or of the wrong kind", a->key) ||
+            !rule_need(r, find_attr(r->n, a->key) == a, "attribute %u is given twice", a->key))
+            return false;
+    }
+    return true;
+}
+
 bool part_node_check(const struct d0_part *p, uint32_t node, char *reason, size_t reason_bytes)
 {
     static const struct op_row rows[] = {
@@ -197,7 +217,7 @@ bool part_node_check(const struct d0_part *p, uint32_t node, char *reason, size_
                          r.n->n_inputs >= rows[i].min_inputs && r.n->n_inputs <= rows[i].max_inputs &&
                              r.n->n_outputs == rows[i].n_outputs,
                          "%u inputs and %u outputs", r.n->n_inputs, r.n->n_outputs) &&
-               rule_computed(&r) && rows[i].rule(&r);
+               attributes_plain(&r) && rows[i].rule(&r);
     }
     return rule_need(&r, false, "unknown operator %u", r.n->op);
 }

@@ -190,12 +190,13 @@ bool rule_indices(const struct rule *r, uint32_t first, int64_t rows)
     return rule_need(r,
                      rule_is_ints(rule_input(r, first), rows) && rule_is_ints(rule_input(r, first + 1), rows),
                      "positions and seq_of must be i32 [T]") &&
-           rule_need(r, table && table->dtype == D0_I32 && table->n_dims == 2,
+           rule_need(r,
+                     table && table->dtype == D0_I32 && table->n_dims == 2 && table->dims[0] == D0_DIM_SEQS &&
+                         table->dims[1] == D0_DIM_PAGES,
                      "page_table must be i32 [B, P]");
 }
 
-/* Pages from input `first` on, and the three index arrays that follow them. */
-static bool paged(const struct rule *r, uint32_t first, int64_t rows)
+bool rule_paged(const struct rule *r, uint32_t first, int64_t rows)
 {
     int64_t heads = rule_attr(r, D0_ATTR_KV_HEADS), dim = rule_attr(r, D0_ATTR_DIM),
             v_dim = rule_attr(r, D0_ATTR_V_DIM);
@@ -213,31 +214,13 @@ bool rule_KV_STORE(const struct rule *r)
     const struct d0_value *k = rule_input(r, 0), *v = rule_input(r, 1);
     if (!rule_need(r, rule_is_matrix(k) && rule_is_matrix(v) && k->dims[0] == v->dims[0],
                    "k and v must be f32 [T, .]") ||
-        !paged(r, 2, k->dims[0]))
+        !rule_paged(r, 2, k->dims[0]))
         return false;
     int64_t heads = rule_attr(r, D0_ATTR_KV_HEADS);
     return rule_need(r,
                      k->dims[1] / heads == rule_input(r, 2)->dims[3] && k->dims[1] % heads == 0 &&
                          v->dims[1] / heads == rule_input(r, 3)->dims[3] && v->dims[1] % heads == 0,
                      "rows of k and v must be kv_heads * dim values");
-}
-
-bool rule_ATTENTION(const struct rule *r)
-{
-    const struct d0_value *q = rule_input(r, 0), *o = rule_output(r, 0);
-    if (!rule_need(r, rule_is_matrix(q) && rule_is_matrix(o) && q->dims[0] == o->dims[0],
-                   "q and output must be f32 [T, .]") ||
-        !paged(r, 1, q->dims[0]))
-        return false;
-    int64_t heads = rule_attr(r, D0_ATTR_HEADS), kv_heads = rule_attr(r, D0_ATTR_KV_HEADS);
-    return rule_need(r, heads > 0 && heads % kv_heads == 0, "%lld heads over %lld kv heads", (long long)heads,
-                     (long long)kv_heads) &&
-           rule_need(r,
-                     q->dims[1] / heads == rule_input(r, 1)->dims[3] && q->dims[1] % heads == 0 &&
-                         o->dims[1] / heads == rule_input(r, 2)->dims[3] && o->dims[1] % heads == 0,
-                     "rows of q and output must be heads * dim values") &&
-           rule_need(r, rule_attr(r, D0_ATTR_WINDOW) >= 0, "window %lld",
-                     (long long)rule_attr(r, D0_ATTR_WINDOW));
 }
 
 bool rule_GATHER_ROWS(const struct rule *r)
@@ -247,19 +230,6 @@ bool rule_GATHER_ROWS(const struct rule *r)
                      rule_is_matrix(x) && rule_is_matrix(o) && x->dims[1] == o->dims[1] &&
                          rule_is_ints(rule_input(r, 1), o->dims[0]),
                      "x must be f32 [T, K], rows i32 [R], output f32 [R, K]");
-}
-
-/* Parts of operators that are described but not computed here (ops.def, NO_KERNEL). */
-bool rule_computed(const struct rule *r)
-{
-    static const uint32_t newer[] = {D0_ATTR_SOFTCAP, D0_ATTR_CHUNK, D0_ATTR_BIDIRECTIONAL, D0_ATTR_BLOCK};
-    for (uint32_t i = 0; i < r->n->n_attrs; i++)
-        for (size_t k = 0; k < sizeof(newer) / sizeof(newer[0]); k++)
-            if (!rule_need(r, r->n->attrs[i].key != newer[k] || r->n->op == D0_OP_INDEX_TOPK,
-                           "attribute %u is not computed yet", newer[k]))
-                return false;
-    return rule_need(r, r->n->op != D0_OP_ATTENTION || (!rule_input(r, 6) && !rule_input(r, 7)),
-                     "sinks and chosen keys are not computed yet");
 }
 
 bool rule_ADD(const struct rule *r)

@@ -114,6 +114,8 @@ int kern_dtype_input(uint32_t op)
     case D0_OP_GROUP_LINEAR:
     case D0_OP_INDEX_TOPK:
     case D0_OP_POOL_ATTENTION:
+    case D0_OP_LATENT_STORE:
+    case D0_OP_MLA:
         return 1;
     case D0_OP_POOL_KV:
         return 5;

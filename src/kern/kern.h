@@ -87,6 +87,6 @@ int kern_state_input(uint32_t op, unsigned s);
 size_t kern_n_variants(void);
 const struct kern_variant *kern_variant_at(size_t i); /* NULL past the end */
 
-#define KERN_MAX_PAGE_TOKENS 256 /* largest page that ATTENTION takes */
+#define KERN_MAX_PAGE_TOKENS 256 /* largest page that ATTENTION and MLA take */
 
 #endif

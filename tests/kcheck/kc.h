@@ -100,6 +100,26 @@ size_t kc_outputs(const struct kc_case *c, unsigned o); /* elements of output o 
  */
 size_t kc_judge_state(struct kc_case *c, unsigned s);
 
+/* ---- kc_positions.c: sequences in pages ---- */
+struct kc_paged {
+    int64_t lengths[4], chunks[4]; /* positions a sequence has; how many of the last are in this step */
+    int64_t tokens;
+    int32_t *positions, *seq_of, *table;
+};
+/* Sizes, then positions (input `first`), seq_of (first + 1) and the page table (first + 2). */
+void kc_paged_make(struct kc_case *c, unsigned first, struct kc_paged *p);
+/* Now and then a page that does not exist, a sequence or a position that is not there. */
+void kc_paged_break(struct kc_case *c, struct kc_paged *p);
+/* Index of (position of sequence, kv head) in pages as [slot], or -1. */
+int64_t kc_slot(const struct kc_case *c, const int32_t *table, int64_t seq, int64_t position, int64_t head);
+
+/* ---- kc_attention.c: keys that are chosen ---- */
+/* Input i, [T, groups * C] i32, of some positions in blocks of `block`: some of those before, rarely
+ * nonsense. */
+void kc_chosen_make(struct kc_case *c, unsigned i, const struct kc_paged *p, int64_t groups, int64_t block);
+/* Is the block of position j among list[0..n)? */
+bool kc_chosen_has(const int32_t *list, int64_t n, int64_t block, int64_t j);
+
 /* ---- kc_memory.c: guarded memory and guarded calls ---- */
 struct kc_memory;
 struct kc_placed {
@@ -153,6 +173,33 @@ size_t kc_planted(const struct kc_planted **out);
 size_t kc_planted_experts(const struct kc_planted **out); /* kc_planted_experts.c */
 size_t kc_planted_rows(const struct kc_planted **out);
 size_t kc_planted_sparse(const struct kc_planted **out);
+
+/* ---- kc_planted_attention.c: X(operator, name of kc_bug_*, what is wrong) ---- */
+#define KC_ATTENTION_BUGS(X)                                                                                 \
+    X(ATTENTION, no_softcap, "forgets the softcap")                                                          \
+    X(ATTENTION, no_sink, "forgets the sinks")                                                               \
+    X(ATTENTION, first_sink, "one sink for all heads")                                                       \
+    X(ATTENTION, early_chunk, "a chunk that starts one position early")                                      \
+    X(ATTENTION, sliding_chunk, "a chunk taken for a window")                                                \
+    X(ATTENTION, wide_blocks, "chosen blocks one key too long")                                              \
+    X(ATTENTION, one_choice, "one choice of blocks for all kv heads")                                        \
+    X(ATTENTION, no_scale, "forgets the scale")                                                              \
+    X(LATENT_STORE, rope_first, "the rotated part before the latent")                                        \
+    X(LATENT_STORE, any_latent_page, "trusts page ids")                                                      \
+    X(MLA, mla_one_more, "reads one key too many")                                                           \
+    X(MLA, mla_head_order, "kv_b as all keys, then all values")                                              \
+    X(MLA, mla_no_rope, "forgets the rotated part")                                                          \
+    X(MLA, mla_no_scale, "forgets the scale")                                                                \
+    X(MLA, mla_all_keys, "ignores the choice of keys")                                                       \
+    X(MLA, mla_short_choice, "loses the last of the chosen keys")                                            \
+    X(MLA, mla_any_page, "trusts page ids")
+#define KC_BUG(OP, name, bug)                                                                                \
+    void kc_bug_##name(const struct kern_args *a, size_t first, size_t last, unsigned thread);
+KC_ATTENTION_BUGS(KC_BUG)
+#undef KC_BUG
+/* Items and scratch of an operator's reference. */
+size_t kc_ref_items(uint32_t op, const struct kern_args *a);
+size_t kc_ref_scratch(uint32_t op, const struct kern_args *a);
 
 /* ---- kc_bench.c ---- */
 void kc_bench(const struct kern_variant *v, FILE *out); /* one line: ns, GB/s, GFLOP/s, ratio to ref */

@@ -30,7 +30,7 @@ static size_t heads(const struct kern_args *a)
 
 static size_t values_scratch(const struct kern_args *a)
 {
-    return (size_t)(a->v_dim ? a->v_dim : a->dim) * sizeof(double);
+    return kc_ref_scratch(D0_OP_ATTENTION, a);
 }
 
 /* What the reference of LINEAR uses: one row of the weight; and one float more. */
@@ -382,8 +382,24 @@ static void rough_softmax(const struct kern_args *a, size_t first, size_t last, 
         {D0_OP_##OP, type, KERN_REF, "planted_" #fn, fn, items, 1, scratch}, bug                             \
     }
 
+#define OF_ATTENTION(OP, name, bug)                                                                          \
+    {{D0_OP_##OP, D0_F32, KERN_REF, "planted_" #name, kc_bug_##name, items_##OP, 1, scratch_##OP}, bug},
+#define SIZES(OP)                                                                                            \
+    static size_t items_##OP(const struct kern_args *a)                                                      \
+    {                                                                                                        \
+        return kc_ref_items(D0_OP_##OP, a);                                                                  \
+    }                                                                                                        \
+    static size_t scratch_##OP(const struct kern_args *a)                                                    \
+    {                                                                                                        \
+        return kc_ref_scratch(D0_OP_##OP, a);                                                                \
+    }
+SIZES(ATTENTION)
+SIZES(LATENT_STORE)
+SIZES(MLA)
+
 static const struct kc_planted planted[] = {
-    PLANTED(LINEAR, D0_F32, columns, row_scratch, over_read, "reads past the end of x"),
+    KC_ATTENTION_BUGS(OF_ATTENTION)
+        PLANTED(LINEAR, D0_F32, columns, row_scratch, over_read, "reads past the end of x"),
     PLANTED(LINEAR, D0_F32, columns, row_scratch, under_read, "reads before x"),
     PLANTED(LINEAR, D0_F32, columns, row_scratch, over_write, "writes past the end of out"),
     PLANTED(LINEAR, D0_F32, columns, row_scratch, under_write, "writes before out"),

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Cases of the operators that know positions: rope_table, rope, kv_store, attention. What a definition does
- * not read (free slots, pages of nobody, positions later than all or before every window) holds NaN.
+ * Cases of the operators that know positions: rope_table, rope, kv_store; and sequences in pages for all
+ * who need them. What a definition does not read (free slots, pages of nobody) holds NaN.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -109,14 +109,7 @@ void kc_judge_ROPE(struct kc_case *c)
 
 /* ---- sequences in pages ---- */
 
-struct paged {
-    int64_t lengths[4], chunks[4]; /* positions a sequence has; how many of the last are in this step */
-    int64_t tokens;
-    int32_t *positions, *seq_of, *table;
-};
-
-/* Sizes, then positions (input `first`), seq_of (first + 1) and the page table (first + 2). */
-static void make_paged(struct kc_case *c, unsigned first, struct paged *p)
+void kc_paged_make(struct kc_case *c, unsigned first, struct kc_paged *p)
 {
     static const int64_t page_tokens[] = {1, 2, 4, 8, 16, 32, 64, 256, 3, 24};
     c->a.page_tokens = c->large ? 64 : page_tokens[kc_between(c, 0, 9)];
@@ -138,6 +131,9 @@ static void make_paged(struct kc_case *c, unsigned first, struct paged *p)
     p->positions = kc_ints(c, first, p->tokens, 1);
     p->seq_of = kc_ints(c, first + 1, p->tokens, 1);
     p->table = kc_ints(c, first + 2, c->a.seqs * c->a.table, 0);
+    kc_dims(c, first, 1, &p->tokens);
+    kc_dims(c, first + 1, 1, &p->tokens);
+    kc_dims(c, first + 2, 2, (int64_t[]){c->a.seqs, c->a.table});
     int32_t *order = arena_alloc_n(c->arena, (size_t)c->a.pages, sizeof *order);
     for (int32_t i = 0; i < (int32_t)c->a.pages; i++) {
         int64_t j = kc_between(c, 0, i);
@@ -154,8 +150,7 @@ static void make_paged(struct kc_case *c, unsigned first, struct paged *p)
     }
 }
 
-/* Now and then a page that does not exist, a sequence or a position that is not there. */
-static void break_paged(struct kc_case *c, struct paged *p)
+void kc_paged_break(struct kc_case *c, struct kc_paged *p)
 {
     static const int32_t wrong[] = {-1, INT32_MIN, INT32_MAX};
     if (c->large || !kc_chance(c, 6))
@@ -168,9 +163,7 @@ static void break_paged(struct kc_case *c, struct paged *p)
         p->seq_of[kc_between(c, 0, p->tokens - 1)] = kc_chance(c, 2) ? (int32_t)c->a.seqs : -1;
 }
 
-/* Index of (position of sequence, kv head) in pages as [slot], or -1. */
-static int64_t slot_of(const struct kc_case *c, const int32_t *table, int64_t seq, int64_t position,
-                       int64_t head)
+int64_t kc_slot(const struct kc_case *c, const int32_t *table, int64_t seq, int64_t position, int64_t head)
 {
     if (seq < 0 || seq >= c->a.seqs || position < 0 || position / c->a.page_tokens >= c->a.table)
         return -1;
@@ -186,13 +179,13 @@ const unsigned kc_cases_KV_STORE = 200;
 
 void kc_make_KV_STORE(struct kc_case *c, unsigned index)
 {
-    struct paged p;
+    struct kc_paged p;
     c->a.kv_heads = c->large ? 8 : kc_between(c, 1, 4);
     c->a.dim = c->large ? 128 : index < TAILS ? (int64_t)index + 1 : kc_between(c, 1, 130);
     int64_t v_dim = c->large || kc_chance(c, 2) ? c->a.dim : kc_between(c, 1, 130);
     c->a.v_dim = v_dim == c->a.dim && kc_chance(c, 2) ? 0 : v_dim;
-    make_paged(c, 4, &p);
-    break_paged(c, &p);
+    kc_paged_make(c, 4, &p);
+    kc_paged_break(c, &p);
     if (c->values == KC_HUGE && c->dtype == D0_F16)
         c->values = KC_OUTLIER; /* what the pages cannot hold is infinite: see the unit tests of conversion */
     int64_t dims[2] = {c->a.dim, v_dim};
@@ -224,7 +217,7 @@ void kc_judge_KV_STORE(struct kc_case *c)
         memcpy(want, c->state[s].data, c->state[s].bytes);
         for (int64_t t = 0; t < c->a.tokens; t++)
             for (int64_t h = 0; h < c->a.kv_heads; h++) {
-                int64_t slot = slot_of(c, table, seq_of[t], positions[t], h);
+                int64_t slot = kc_slot(c, table, seq_of[t], positions[t], h);
                 for (int64_t d = 0; slot >= 0 && d < dims[s]; d++) {
                     float x = ((const float *)c->in[s].data)[(t * c->a.kv_heads + h) * dims[s] + d];
                     tensor_from_f32(&x, 1, c->dtype, want + (size_t)(slot * dims[s] + d) * width);
@@ -232,126 +225,4 @@ void kc_judge_KV_STORE(struct kc_case *c)
             }
         c->want_state[s] = want;
     }
-}
-
-/* ---- attention ---- */
-
-const unsigned kc_cases_ATTENTION = 2 * TAILS + 160;
-
-/* Poisoned cases: the score of a far key is -infinity in float32. All keys of the first page are far: a block
- * of them must weigh nothing, unless there is nothing else. */
-#define FAR_QUERY (-3e38f)
-#define FAR_KEY   60000.0f
-
-static void fill_pages(struct kc_case *c, unsigned i, int64_t dim, const struct paged *p)
-{
-    enum kc_values values = c->values;
-    if (i == 1 && (values == KC_HUGE || values == KC_OUTLIER))
-        c->values = KC_NORMAL; /* scores of ordinary size; the values may be as large as they like */
-    int64_t slots = c->a.pages * c->a.kv_heads * c->a.page_tokens;
-    kc_fill(c, i, c->dtype, 0, 0);
-    size_t width = kc_width(c->dtype), bytes = (size_t)(slots * dim) * width;
-    unsigned char *data = arena_alloc(c->arena, bytes);
-    if (!data)
-        abort();
-    memset(data, 0xFF, bytes); /* NaN */
-    c->in[i] = (struct kc_array){data, bytes, 0};
-    for (int64_t s = 0; s < c->a.seqs; s++) {
-        int64_t first = p->lengths[s] - p->chunks[s] - c->a.window + 1; /* seen by the first token */
-        for (int64_t j = c->a.window && first > 0 ? first : 0; j < p->lengths[s]; j++)
-            for (int64_t h = 0; h < c->a.kv_heads; h++) {
-                int64_t slot = slot_of(c, p->table, s, j, h);
-                for (int64_t d = 0; slot >= 0 && d < dim; d++) {
-                    float v = (float)kc_value(c, c->dtype);
-                    if (i == 1 && c->values == KC_POISON && d == 0)
-                        v = j < c->a.page_tokens || !kc_chance(c, 3) ? FAR_KEY : 0;
-                    tensor_from_f32(&v, 1, c->dtype, data + (size_t)(slot * dim + d) * width);
-                }
-            }
-    }
-    c->values = values;
-}
-
-void kc_make_ATTENTION(struct kc_case *c, unsigned index)
-{
-    struct paged p;
-    c->a.kv_heads = c->large ? 8 : kc_between(c, 1, 3);
-    c->a.heads = c->a.kv_heads * (c->large ? 4 : kc_between(c, 1, 3));
-    c->a.dim = c->large ? 128 : index < 2 * TAILS ? index / 2 + 1 : kc_between(c, 1, 160);
-    int64_t v_dim = c->large || kc_chance(c, 2) ? c->a.dim : kc_between(c, 1, 160);
-    c->a.v_dim = v_dim == c->a.dim && kc_chance(c, 2) ? 0 : v_dim;
-    c->a.scale = 1 / sqrt((double)c->a.dim) * (kc_chance(c, 4) ? 8 : 1); /* sometimes sharp */
-    c->a.window = c->large || kc_chance(c, 2) ? 0 : kc_between(c, 1, 40);
-    make_paged(c, 3, &p);
-    kc_fill(c, 0, D0_F32, p.tokens * c->a.heads * c->a.dim, c->a.heads * c->a.dim);
-    for (size_t i = 0; i < c->in[0].bytes / 4; i++)
-        ((float *)c->in[0].data)[i] =
-            c->values == KC_POISON && i % (size_t)c->a.dim == 0 ? FAR_QUERY : (float)kc_normal(&c->rng);
-    fill_pages(c, 1, c->a.dim, &p);
-    fill_pages(c, 2, v_dim, &p);
-    break_paged(c, &p);
-    kc_output(c, p.tokens, c->a.heads * v_dim);
-    c->a.k = c->a.heads * c->a.dim;
-    c->flops = 2.0 * (double)(p.tokens * c->a.heads * p.lengths[0] * (c->a.dim + v_dim));
-    c->moved = (double)(c->a.kv_heads * p.lengths[0] * (c->a.dim + v_dim)) * (double)kc_width(c->dtype);
-    snprintf(c->shape, sizeof c->shape,
-             "T=%d B=%d heads=%d/%d dim=%d v_dim=%d page_tokens=%d window=%d last length=%d", (int)p.tokens,
-             (int)c->a.seqs, (int)c->a.heads, (int)c->a.kv_heads, (int)c->a.dim, (int)v_dim,
-             (int)c->a.page_tokens, (int)c->a.window, (int)p.lengths[c->a.seqs - 1]);
-}
-
-/* One token and head: want[v_dim] and scale[v_dim]; scores is room for all positions. */
-static void judge_head(struct kc_case *c, int64_t t, int64_t h, double *scores, double *want, double *scale)
-{
-    const int32_t *positions = c->in[3].data, *seq_of = c->in[4].data, *table = c->in[5].data;
-    int64_t p = positions[t], dim = c->a.dim, v_dim = c->a.v_dim ? c->a.v_dim : dim;
-    int64_t first = c->a.window && p >= c->a.window ? p - c->a.window + 1 : 0;
-    double top = -INFINITY, sum = 0, size = 0;
-    bool live = p >= 0 && p / c->a.page_tokens < c->a.table;
-    for (int64_t j = first; live && j <= p; j++) {
-        int64_t slot = slot_of(c, table, seq_of[t], j, h * c->a.kv_heads / c->a.heads);
-        live = slot >= 0;
-        double dot = 0, squares = 0;
-        for (int64_t d = 0; live && d < dim; d++) {
-            double term =
-                kc_at(c, 0, (size_t)((t * c->a.heads + h) * dim + d)) * kc_at(c, 1, (size_t)(slot * dim + d));
-            dot += term;
-            squares += term * term;
-        }
-        scores[j - first] = (double)(float)(dot * c->a.scale);
-        top = fmax(top, scores[j - first]);
-        if (isinf(scores[j - first]))
-            continue;
-        size = fmax(size, fabs(c->a.scale) * fmax(fabs(dot), 2 * sqrt(squares)));
-    }
-    for (int64_t d = 0; d < v_dim; d++)
-        want[d] = live ? 0 : (double)NAN;
-    for (int64_t j = first; live && j <= p; j++) {
-        int64_t slot = slot_of(c, table, seq_of[t], j, h * c->a.kv_heads / c->a.heads);
-        double weight = exp(scores[j - first] - top);
-        sum += weight;
-        for (int64_t d = 0; d < v_dim; d++) {
-            double v = kc_at(c, 2, (size_t)(slot * v_dim + d));
-            want[d] += weight * v;
-            scale[d] = fmax(scale[d], fabs(v));
-        }
-    }
-    for (int64_t d = 0; live && d < v_dim; d++) {
-        want[d] /= sum;
-        scale[d] = fmax(SCALE_FLOOR, scale[d] * (1 + size));
-    }
-}
-
-void kc_judge_ATTENTION(struct kc_case *c)
-{
-    int64_t v_dim = c->a.v_dim ? c->a.v_dim : c->a.dim;
-    double *scores = arena_alloc_n(c->arena, (size_t)(c->a.table * c->a.page_tokens), sizeof *scores);
-    kc_judge_begin(c);
-    if (!scores)
-        abort();
-    for (int64_t t = 0; t < c->a.tokens; t++)
-        for (int64_t h = 0; h < c->a.heads; h++) {
-            size_t at = (size_t)((t * c->a.heads + h) * v_dim);
-            judge_head(c, t, h, scores, c->want[0] + at, c->scale[0] + at);
-        }
 }

@@ -43,6 +43,29 @@ static inline int64_t ref_page(const struct kern_args *a, const int32_t *page_ta
     return page >= 0 && page < a->pages ? page : -1;
 }
 
+/* Softmax over blocks of keys, one after another. */
+struct ref_online {
+    float top; /* largest score so far */
+    double sum;
+};
+struct ref_run;
+/* Takes the scores of one block (of the slots in its runs) in: their weights under the new maximum, and what
+ * the sum of weighted values before must be multiplied by. */
+double ref_online(struct ref_online *o, const struct ref_run *runs, size_t n, const float *scores,
+                  double *weights);
+
+/* Page and slot like ref_page, of the pages and the page table at these inputs. */
+static inline int64_t ref_page_of(const struct kern_args *a, unsigned pages, unsigned table, int64_t seq,
+                                  int64_t position)
+{
+    const int32_t *page_table = a->in[table]; /* [B, P] */
+    int64_t tokens = a->in_dims[pages][2], row = a->in_dims[table][1];
+    if (position < 0 || seq < 0 || seq >= a->in_dims[table][0] || tokens <= 0 || position / tokens >= row)
+        return -1;
+    int64_t page = page_table[seq * row + position / tokens];
+    return page >= 0 && page < a->in_dims[pages][0] ? page : -1;
+}
+
 void ref_embed(const struct kern_args *a, size_t first, size_t last, unsigned thread);
 void ref_linear(const struct kern_args *a, size_t first, size_t last, unsigned thread);
 void ref_rms_norm(const struct kern_args *a, size_t first, size_t last, unsigned thread);
@@ -51,6 +74,8 @@ void ref_rope_table(const struct kern_args *a, size_t first, size_t last, unsign
 void ref_rope(const struct kern_args *a, size_t first, size_t last, unsigned thread);
 void ref_kv_store(const struct kern_args *a, size_t first, size_t last, unsigned thread);
 void ref_attention(const struct kern_args *a, size_t first, size_t last, unsigned thread);
+void ref_latent_store(const struct kern_args *a, size_t first, size_t last, unsigned thread);
+void ref_mla(const struct kern_args *a, size_t first, size_t last, unsigned thread);
 void ref_glu(const struct kern_args *a, size_t first, size_t last, unsigned thread);
 void ref_route(const struct kern_args *a, size_t first, size_t last, unsigned thread);
 size_t ref_route_scratch(const struct kern_args *a);

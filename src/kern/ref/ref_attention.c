@@ -6,6 +6,7 @@
 #include <math.h>
 
 #include "kern/ref/ref.h"
+#include "kern/ref/ref_keys.h"
 
 void ref_rope_table(const struct kern_args *a, size_t first, size_t last, unsigned thread)
 {
@@ -69,63 +70,83 @@ void ref_kv_store(const struct kern_args *a, size_t first, size_t last, unsigned
     }
 }
 
-struct online {
-    float top; /* largest score so far */
-    double sum;
-};
-
-/* One block of keys [from, to) of one head: scores, then the running maximum, sum and weighted values. */
-static void attend_block(const struct kern_args *a, const float *q, size_t page_head, size_t from, size_t to,
-                         struct online *o, double *acc)
+double ref_online(struct ref_online *o, const struct ref_run *runs, size_t n, const float *scores,
+                  double *weights)
 {
-    size_t dim = (size_t)a->dim, v_dim = a->v_dim ? (size_t)a->v_dim : dim, tokens = (size_t)a->page_tokens;
-    float scores[KERN_MAX_PAGE_TOKENS];
     float top = o->top;
-    for (size_t i = from; i < to; i++) {
-        double dot = 0;
-        for (size_t d = 0; d < dim; d++)
-            dot +=
-                (double)q[d] * (double)ref_load(a->in[1], a->in_dtype[1], (page_head * tokens + i) * dim + d);
-        scores[i] = (float)(dot * a->scale);
-        top = scores[i] > top || isnan(scores[i]) ? scores[i] : top;
-    }
+    for (size_t r = 0; r < n; r++)
+        for (size_t i = runs[r].from; i < runs[r].to; i++)
+            top = scores[i] > top || isnan(scores[i]) ? scores[i] : top;
     double shrink = o->top == -INFINITY ? 0 : exp((double)o->top - (double)top);
     double base = top == -INFINITY ? 0 : (double)top; /* a block of nothing but -inf weighs 0 */
     o->sum *= shrink;
-    for (size_t d = 0; d < v_dim; d++)
-        acc[d] *= shrink;
-    for (size_t i = from; i < to; i++) {
-        double p = exp((double)scores[i] - base);
-        o->sum += p;
-        for (size_t d = 0; d < v_dim; d++)
-            acc[d] += p * (double)ref_load(a->in[2], a->in_dtype[2], (page_head * tokens + i) * v_dim + d);
-    }
+    for (size_t r = 0; r < n; r++)
+        for (size_t i = runs[r].from; i < runs[r].to; i++) {
+            weights[i] = exp((double)scores[i] - base);
+            o->sum += weights[i];
+        }
     o->top = top;
+    return shrink;
 }
 
+/* Visible keys of one page of one head: scores, then the running maximum, sum and weighted values. */
+static void attend_page(const struct kern_args *a, const float *q, size_t page_head,
+                        const struct ref_run *runs, size_t n, struct ref_online *o, double *acc)
+{
+    size_t dim = (size_t)a->dim, v_dim = a->v_dim ? (size_t)a->v_dim : dim, tokens = (size_t)a->page_tokens;
+    float scores[KERN_MAX_PAGE_TOKENS];
+    double weights[KERN_MAX_PAGE_TOKENS], cap = a->attr[D0_ATTR_SOFTCAP].f;
+    for (size_t r = 0; r < n; r++)
+        for (size_t i = runs[r].from; i < runs[r].to; i++) {
+            double dot = 0;
+            for (size_t d = 0; d < dim; d++)
+                dot += (double)q[d] *
+                       (double)ref_load(a->in[1], a->in_dtype[1], (page_head * tokens + i) * dim + d);
+            dot *= a->scale;
+            scores[i] = (float)(cap > 0 ? cap * tanh(dot / cap) : dot);
+        }
+    double shrink = ref_online(o, runs, n, scores, weights);
+    for (size_t d = 0; d < v_dim; d++)
+        acc[d] *= shrink;
+    for (size_t r = 0; r < n; r++)
+        for (size_t i = runs[r].from; i < runs[r].to; i++)
+            for (size_t d = 0; d < v_dim; d++)
+                acc[d] += weights[i] *
+                          (double)ref_load(a->in[2], a->in_dtype[2], (page_head * tokens + i) * v_dim + d);
+}
+
+/* A sink is a logit of its head that comes before all keys and has no value. */
+static struct ref_online start_of(const struct kern_args *a, size_t head)
+{
+    struct ref_online o = {.top = a->in[6] ? ref_load(a->in[6], a->in_dtype[6], head) : -INFINITY};
+    o.sum = o.top == -INFINITY ? 0 : 1;
+    return o;
+}
+
+/* `bidirectional` changes nothing here: no input says which tokens are of one image, so there is no image. */
 void ref_attention(const struct kern_args *a, size_t first, size_t last, unsigned thread)
 {
     const float *q = a->in[0]; /* [T, heads * dim] */
-    const int32_t *positions = a->in[3], *seq_of = a->in[4], *page_table = a->in[5];
+    const int32_t *positions = a->in[3], *seq_of = a->in[4], *page_table = a->in[5], *chosen = a->in[7];
     float *out = a->out[0]; /* [T, heads * v_dim] */
     size_t heads = (size_t)a->heads, kv_heads = (size_t)a->kv_heads, dim = (size_t)a->dim,
-           v_dim = a->v_dim ? (size_t)a->v_dim : dim;
-    int64_t tokens = a->page_tokens;
+           v_dim = a->v_dim ? (size_t)a->v_dim : dim, topk = (size_t)a->in_dims[7][1] / kv_heads;
     double *acc = (double *)((unsigned char *)a->scratch + (size_t)thread * a->scratch_bytes); /* [v_dim] */
     for (size_t item = first; item < last; item++) {
-        size_t t = item / heads, h = item % heads;
-        int64_t p = positions[t], begin = a->window > 0 && p >= a->window ? p - a->window + 1 : 0;
-        struct online o = {.top = -INFINITY};
-        bool live = p >= 0;
+        size_t t = item / heads, h = item % heads, kv = h * kv_heads / heads, n;
+        struct ref_keys keys = ref_keys_all(positions[t], a->window, a->attr[D0_ATTR_CHUNK].i);
+        struct ref_run runs[REF_MAX_RUNS];
+        struct ref_online o = start_of(a, h);
+        bool live = ref_page(a, page_table, seq_of[t], positions[t]) >= 0;
+        if (chosen)
+            ref_keys_choose(&keys, chosen + (t * kv_heads + kv) * topk, topk, a->attr[D0_ATTR_BLOCK].i,
+                            (int32_t *)(acc + v_dim));
         memset(acc, 0, v_dim * sizeof *acc);
-        for (int64_t block = begin / tokens; live && block <= p / tokens; block++) {
-            int64_t page = ref_page(a, page_table, seq_of[t], block * tokens),
-                    from = block * tokens > begin ? 0 : begin - block * tokens;
-            int64_t to = p - block * tokens + 1 < tokens ? p - block * tokens + 1 : tokens;
+        for (int64_t block; live && (n = ref_keys_page(&keys, a->page_tokens, &block, runs)) > 0;) {
+            int64_t page = ref_page(a, page_table, seq_of[t], block * a->page_tokens);
             live = page >= 0;
             if (live)
-                attend_block(a, q + (t * heads + h) * dim, (size_t)page * kv_heads + h * kv_heads / heads,
-                             (size_t)from, (size_t)to, &o, acc);
+                attend_page(a, q + (t * heads + h) * dim, (size_t)page * kv_heads + kv, runs, n, &o, acc);
         }
         for (size_t d = 0; d < v_dim; d++)
             out[(t * heads + h) * v_dim + d] = live ? (float)(acc[d] / o.sum) : NAN;

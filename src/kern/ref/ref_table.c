@@ -7,7 +7,15 @@
 
 static size_t attention_scratch(const struct kern_args *a)
 {
-    return (size_t)(a->v_dim ? a->v_dim : a->dim) * sizeof(double);
+    return (size_t)(a->v_dim ? a->v_dim : a->dim) * sizeof(double) +
+           (size_t)a->in_dims[7][1] * sizeof(int32_t);
+}
+
+/* An absorbed query and a sum of latents in float64, one row of the weight, the chosen keys. */
+static size_t mla_scratch(const struct kern_args *a)
+{
+    return (size_t)a->attr[D0_ATTR_LATENT].i * (2 * sizeof(double) + sizeof(float)) +
+           (size_t)a->in_dims[6][1] * sizeof(int32_t);
 }
 
 static size_t row_scratch(const struct kern_args *a)
@@ -48,6 +56,8 @@ static const struct kern_variant variants[] = {
     {D0_OP_ROPE, 0, KERN_REF, "ref_rope", ref_rope, kern_items_rows, 4, NULL},
     BY_TYPE(KV_STORE, ref_kv_store, kern_items_rows, 4, NULL),
     BY_TYPE(ATTENTION, ref_attention, kern_items_heads, 1, attention_scratch),
+    BY_TYPE(LATENT_STORE, ref_latent_store, kern_items_rows, 4, NULL),
+    BY_TYPE(MLA, ref_mla, kern_items_heads, 1, mla_scratch),
     {D0_OP_GLU, 0, KERN_REF, "ref_glu", ref_glu, kern_items_elements, 4096, NULL},
     {D0_OP_ROUTE, 0, KERN_REF, "ref_route", ref_route, kern_items_rows, 8, ref_route_scratch},
     BY_TYPE(EXPERTS, ref_experts, kern_items_rows, 1, ref_experts_scratch),

@@ -2,7 +2,7 @@
  *
  * ATTENTION, compiled once per instruction set. One (token, head) pair at a time: KV blocks of one page in
  * order from the block that holds the first visible position, online softmax, only live keys read. The order
- * depends on (position, window) alone.
+ * depends on (position, window, chunk) alone, and on the chosen blocks where there are such.
  */
 
 /* q . key for one key; n values from element `at`: lanes, tail, horizontal tree */
@@ -92,6 +92,41 @@ INLINE void NAME(weigh)(float *acc, float shrink, const float *p, const void *va
     }
 }
 
+/* c * tanh(s / c). tanh x = -e / (e + 2) with e = exp(-2|x|) - 1 from the series of lanes_exp, the 1 taken
+ * off before anything is rounded: small scores keep all their digits. NaN stays NaN. */
+INLINE lanes NAME(soft_cap)(lanes s, float c)
+{
+    lanes x = lanes_div(s, lanes_set1(c)), minus = lanes_sub(lanes_zero(), x);
+    lanes t = lanes_mul(lanes_set1(-2.0f), lanes_max(minus, x));
+    t = lanes_max(lanes_set1(-40.0f), t);
+    lanes n = lanes_round(lanes_mul(t, lanes_set1(1.44269504088896341f)));
+    lanes r = lanes_fma(n, lanes_set1(-0.693359375f), t);
+    r = lanes_fma(n, lanes_set1(2.12194440054690583e-4f), r);
+    lanes p = lanes_set1(1.98412698412698413e-4f);
+    p = lanes_fma(p, r, lanes_set1(1.38888888888888889e-3f));
+    p = lanes_fma(p, r, lanes_set1(8.33333333333333333e-3f));
+    p = lanes_fma(p, r, lanes_set1(4.16666666666666667e-2f));
+    p = lanes_fma(p, r, lanes_set1(1.66666666666666667e-1f));
+    p = lanes_fma(p, r, lanes_set1(0.5f));
+    p = lanes_fma(p, lanes_mul(r, r), r); /* exp(r) - 1 */
+    lanes one = lanes_set1(1.0f), power = lanes_scale(one, n);
+    lanes e = lanes_fma(power, p, lanes_sub(power, one));
+    lanes y = lanes_div(lanes_sub(lanes_zero(), e), lanes_add(e, lanes_set1(2.0f)));
+    y = lanes_select_below(x, 0.0f, lanes_sub(lanes_zero(), y), y);
+    return lanes_mul(y, lanes_set1(c));
+}
+
+/* -inf in all slots of the vectors that hold `runs` but in those of the runs. */
+INLINE void NAME(clear_gaps)(const struct ref_run *runs, size_t n, float *scores)
+{
+    size_t i = runs[0].from / 16 * 16, end = (runs[n - 1].to + 15) / 16 * 16;
+    for (size_t r = 0; r < n; i = runs[r++].to)
+        for (; i < runs[r].from; i++)
+            scores[i] = -INFINITY;
+    for (; i < end; i++)
+        scores[i] = -INFINITY;
+}
+
 /* exp(score - top) in place, and their sum: sixteen slots at a time by the fixed tree, in order; dead slots
  * count 0 */
 static float NAME(exponentials)(float *scores, size_t from, size_t to, float top)
@@ -109,52 +144,73 @@ struct NAME(online) {
     float top, sum;
 };
 
-INLINE void NAME(attend_block)(const struct kern_args *a, const uint32_t dtype, const float *q,
-                               size_t page_head, size_t from, size_t to, struct NAME(online) * o, float *acc)
+/* Takes the scores of one page in: they become weights under the new maximum. What was summed before must be
+ * multiplied by the result. */
+INLINE float NAME(online_page)(struct NAME(online) * o, const struct ref_run *runs, size_t n, float *scores)
 {
-    size_t dim = (size_t)a->dim, v_dim = a->v_dim ? (size_t)a->v_dim : dim, tokens = (size_t)a->page_tokens;
-    float scores[KERN_MAX_PAGE_TOKENS + 16];
-    float top = o->top, scale = (float)a->scale;
-    size_t end = (to + 15) / 16 * 16;
-    for (size_t i = from / 16 * 16; i < end; i++)
-        scores[i] = -INFINITY;
-    NAME(scores)(q, a->in[1], dtype, page_head * tokens * dim, dim, scale, from, to, scores);
-    for (size_t i = from; i < to; i++)
-        top = scores[i] > top || scores[i] != scores[i] ? scores[i] : top;
+    float top = o->top;
+    for (size_t r = 0; r < n; r++)
+        for (size_t i = runs[r].from; i < runs[r].to; i++)
+            top = scores[i] > top || scores[i] != scores[i] ? scores[i] : top;
     float shrink = o->top == -INFINITY ? 0.0f : exp_one(o->top - top);
     /* a block of nothing but -inf weighs 0 */
-    float sum = NAME(exponentials)(scores, from, to, top == -INFINITY ? 0.0f : top);
+    float sum = NAME(exponentials)(scores, runs[0].from, runs[n - 1].to, top == -INFINITY ? 0.0f : top);
     o->sum = o->sum * shrink + sum;
-    NAME(weigh)(acc, shrink, scores, a->in[2], dtype, page_head * tokens * v_dim, from, to, v_dim);
     o->top = top;
+    return shrink;
+}
+
+INLINE void NAME(attend_page)(const struct kern_args *a, const uint32_t dtype, const float *q,
+                              size_t page_head, const struct ref_run *runs, size_t n, struct NAME(online) * o,
+                              float *acc)
+{
+    size_t dim = (size_t)a->dim, v_dim = a->v_dim ? (size_t)a->v_dim : dim, tokens = (size_t)a->page_tokens;
+    float scores[KERN_MAX_PAGE_TOKENS + 16], cap = (float)a->attr[D0_ATTR_SOFTCAP].f;
+    NAME(clear_gaps)(runs, n, scores);
+    for (size_t r = 0; r < n; r++)
+        NAME(scores)
+    (q, a->in[1], dtype, page_head * tokens * dim, dim, (float)a->scale, runs[r].from, runs[r].to, scores);
+    if (cap > 0) {
+        for (size_t i = runs[0].from / 16 * 16; i < runs[n - 1].to; i += 16)
+            lanes_store(scores + i, NAME(soft_cap)(lanes_load(scores + i), cap));
+        NAME(clear_gaps)(runs, n, scores);
+    }
+    float shrink = NAME(online_page)(o, runs, n, scores);
+    for (size_t r = 0; r < n; r++)
+        NAME(weigh)
+    (acc, r ? 1.0f : shrink, scores, a->in[2], dtype, page_head * tokens * v_dim, runs[r].from, runs[r].to,
+     v_dim);
 }
 
 INLINE void NAME(attention_of_type)(const struct kern_args *a, const uint32_t dtype, size_t first,
                                     size_t last, unsigned thread)
 {
     const float *q = a->in[0]; /* [T, heads * dim] */
-    const int32_t *positions = a->in[3], *seq_of = a->in[4], *page_table = a->in[5];
+    const int32_t *positions = a->in[3], *seq_of = a->in[4], *page_table = a->in[5], *chosen = a->in[7];
     float *out = a->out[0]; /* [T, heads * v_dim] */
     size_t heads = (size_t)a->heads, kv_heads = (size_t)a->kv_heads, dim = (size_t)a->dim,
-           v_dim = a->v_dim ? (size_t)a->v_dim : dim;
-    int64_t tokens = a->page_tokens;
-    float *acc = (float *)((unsigned char *)a->scratch +
-                           (size_t)thread * a->scratch_bytes); /* [v_dim, padded to 16] */
+           v_dim = a->v_dim ? (size_t)a->v_dim : dim, padded = (v_dim + 15) / 16 * 16,
+           topk = (size_t)a->in_dims[7][1] / kv_heads;
+    float *acc = (float *)((unsigned char *)a->scratch + (size_t)thread * a->scratch_bytes); /* [padded] */
     for (size_t item = first; item < last; item++) {
-        size_t t = item / heads, h = item % heads;
-        int64_t p = positions[t], begin = a->window > 0 && p >= a->window ? p - a->window + 1 : 0;
+        size_t t = item / heads, h = item % heads, kv = h * kv_heads / heads, n;
+        struct ref_keys keys = ref_keys_all(positions[t], a->window, a->attr[D0_ATTR_CHUNK].i);
+        struct ref_run runs[REF_MAX_RUNS];
         struct NAME(online) o = {-INFINITY, 0};
-        bool live = p >= 0;
-        memset(acc, 0, (v_dim + 15) / 16 * 16 * sizeof *acc);
-        for (int64_t block = begin / tokens; live && block <= p / tokens; block++) {
-            int64_t page = ref_page(a, page_table, seq_of[t], block * tokens),
-                    from = block * tokens > begin ? 0 : begin - block * tokens;
-            int64_t to = p - block * tokens + 1 < tokens ? p - block * tokens + 1 : tokens;
+        if (a->in[6]) /* a sink comes before all keys and has no value */
+            o.top = ref_load(a->in[6], a->in_dtype[6], h);
+        o.sum = o.top == -INFINITY ? 0.0f : 1.0f;
+        bool live = ref_page(a, page_table, seq_of[t], positions[t]) >= 0;
+        if (chosen)
+            ref_keys_choose(&keys, chosen + (t * kv_heads + kv) * topk, topk, a->attr[D0_ATTR_BLOCK].i,
+                            (int32_t *)(acc + padded));
+        memset(acc, 0, padded * sizeof *acc);
+        for (int64_t block; live && (n = ref_keys_page(&keys, a->page_tokens, &block, runs)) > 0;) {
+            int64_t page = ref_page(a, page_table, seq_of[t], block * a->page_tokens);
             live = page >= 0;
             if (live)
-                NAME(attend_block)
-            (a, dtype, q + (t * heads + h) * dim, (size_t)page * kv_heads + h * kv_heads / heads,
-             (size_t)from, (size_t)to, &o, acc);
+                NAME(attend_page)
+            (a, dtype, q + (t * heads + h) * dim, (size_t)page * kv_heads + kv, runs, n, &o, acc);
         }
         for (size_t d = 0; d < v_dim; d++)
             out[(t * heads + h) * v_dim + d] = live ? acc[d] / o.sum : NAN;
@@ -178,5 +234,6 @@ static void NAME(attention_f16)(const struct kern_args *a, size_t first, size_t 
 
 static size_t NAME(attention_scratch)(const struct kern_args *a)
 {
-    return (size_t)((a->v_dim ? a->v_dim : a->dim) + 15) / 16 * 16 * sizeof(float);
+    return (size_t)((a->v_dim ? a->v_dim : a->dim) + 15) / 16 * 16 * sizeof(float) +
+           (size_t)a->in_dims[7][1] * sizeof(int32_t);
 }

@@ -20,6 +20,10 @@
 #define DIRECT_CASES(X)     X(1) X(2)
 #define DIRECT_ROWS(tokens) 2
 #define DIRECT_TOKENS       12 /* up to here W is widened in registers */
+/* MLA: heads times keys, or heads times vectors of latents, are chains in registers. */
+#define MLA_HEADS   2
+#define MLA_KEYS    2
+#define MLA_VECTORS 2
 
 typedef struct {
     __m256 a, b; /* lanes 0..7, 8..15 */

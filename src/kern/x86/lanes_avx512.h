@@ -20,6 +20,10 @@
 #define DIRECT_CASES(X)     X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8)
 #define DIRECT_ROWS(tokens) ((tokens) <= 6 ? 4 : 3)
 #define DIRECT_TOKENS       32 /* up to here W is widened in registers */
+/* MLA: heads times keys, or heads times vectors of latents, are chains in registers. */
+#define MLA_HEADS   4
+#define MLA_KEYS    4
+#define MLA_VECTORS 4
 
 typedef __m512 lanes;
 

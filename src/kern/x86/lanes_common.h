@@ -12,6 +12,7 @@
 #include "kern/kern_table.h"
 #include "kern/ref/ref.h"
 #include "kern/ref/ref_activation.h"
+#include "kern/ref/ref_keys.h"
 
 #define INLINE static inline __attribute__((always_inline))
 
