@@ -43,7 +43,7 @@ void kc_bench(const struct kern_variant *v, FILE *out)
     for (unsigned s = 0; s < 2; s++) {
         c.a.state[s] = c.state[s].data;
         if (c.a.state[s])
-            c.a.in[2 + s] = c.a.state[s];
+            c.a.in[kern_state_input(v->op, s)] = c.a.state[s];
     }
     c.a.out[0] = arena_alloc(&arena, c.out[0].bytes);
     const struct kern_variant *ref = kern_pick(v->op, v->dtype ? v->dtype : D0_F32, KERN_REF);

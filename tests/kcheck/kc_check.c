@@ -104,13 +104,30 @@ static void fail(struct kc_verdict *r, const char *fmt, ...)
     va_end(args);
 }
 
-/* Equal bits, where any NaN of a float32 output equals any other. */
+/* Is byte i of an image part of float32 values that are judged by a tolerance? */
+static bool judged_as_float(const struct kc_case *c, size_t i)
+{
+    size_t at = 0;
+    for (unsigned o = 0; o < 2; o++) {
+        at += c->out[o].bytes;
+        if (i < at)
+            return !c->out_ints[o];
+    }
+    for (unsigned s = 0; s < 2; s++) {
+        at += c->state[s].bytes;
+        if (i < at)
+            return c->want_state_f64[s] != NULL;
+    }
+    return false;
+}
+
+/* Equal bits, where any NaN of float32 values equals any other. */
 static bool same_image(const struct kc_case *c, const struct image *a, const struct image *b, size_t *at)
 {
     for (size_t i = 0; i < a->n; i++)
         if (a->bytes[i] != b->bytes[i]) {
             *at = i / 4;
-            if (i >= c->out[0].bytes + c->out[1].bytes || c->out_ints[i >= c->out[0].bytes])
+            if (!judged_as_float(c, i))
                 return false;
             float x, y;
             memcpy(&x, a->bytes + i / 4 * 4, 4);
@@ -141,6 +158,26 @@ static void judge_ints(const struct kc_case *c, unsigned o, const int32_t *got, 
             fail(r, "%s: element %zu of output %u is %d, must be %g", how, i, o, got[i], c->want[o][i]);
 }
 
+/* One float32 value; false, with the reason, where it is wrong. */
+static bool judge_value(double tolerance, float got, double w, double scale, const char *how,
+                        const char *what, size_t i, struct kc_verdict *r)
+{
+    double y = (double)got;
+    if (isnan(w) ? !isnan(y) : isinf(w) ? y != w : !isfinite(y)) {
+        fail(r, "%s: element %zu%s is %g, must be %g", how, i, what, y, w);
+        return false;
+    }
+    if (!isfinite(w))
+        return true;
+    double ulp = scale > 0 ? fabs(y - w) / (0x1p-23 * scale) : y == w ? 0 : INFINITY;
+    if (tolerance == 0 ? (float)w != got : ulp > tolerance)
+        fail(r, "%s: element %zu%s is %.9g, must be %.9g: %.1f ULP, allowed %g", how, i, what, y, w, ulp,
+             tolerance);
+    if (tolerance > 0)
+        r->worst = fmax(r->worst, ulp / tolerance);
+    return r->ok;
+}
+
 static void judge_values(const struct kc_case *c, double tolerance, unsigned o, const void *output,
                          const char *how, struct kc_verdict *r)
 {
@@ -149,29 +186,21 @@ static void judge_values(const struct kc_case *c, double tolerance, unsigned o, 
         judge_ints(c, o, output, how, r);
         return;
     }
-    for (size_t i = 0; i < kc_outputs(c, o) && r->ok; i++) {
-        double y = (double)got[i], w = c->want[o][i];
-        if (isnan(w) ? !isnan(y) : isinf(w) ? y != w : !isfinite(y)) {
-            fail(r, "%s: element %zu is %g, must be %g", how, i, y, w);
-            return;
-        }
-        if (!isfinite(w))
-            continue;
-        double ulp = c->scale[o][i] > 0 ? fabs(y - w) / (0x1p-23 * c->scale[o][i]) : y == w ? 0 : INFINITY;
-        if (tolerance == 0 ? (float)w != got[i] : ulp > tolerance)
-            fail(r, "%s: element %zu is %.9g, must be %.9g: %.1f ULP, allowed %g", how, i, y, w, ulp,
-                 tolerance);
-        if (tolerance > 0)
-            r->worst = fmax(r->worst, ulp / tolerance);
-    }
+    for (size_t i = 0; i < kc_outputs(c, o) && r->ok; i++)
+        judge_value(tolerance, got[i], c->want[o][i], c->scale[o][i], how, "", i, r);
 }
 
-static void judge_state(const struct kc_case *c, const struct kc_placed *p, const char *how,
+static void judge_state(const struct kc_case *c, double tolerance, const struct kc_placed *p, const char *how,
                         struct kc_verdict *r)
 {
-    for (unsigned s = 0; s < 2 && r->ok; s++)
+    for (unsigned s = 0; s < 2 && r->ok; s++) {
+        const float *got = p->a.state[s];
         if (c->want_state[s] && memcmp(c->want_state[s], p->a.state[s], p->state_bytes[s]) != 0)
             fail(r, "%s: state %u differs from the definition", how, s);
+        for (size_t i = 0; c->want_state_f64[s] && i < p->state_bytes[s] / sizeof *got && r->ok; i++)
+            judge_value(tolerance, got[i], c->want_state_f64[s][i], c->state_scale[s][i], how,
+                        " of the state", i, r);
+    }
 }
 
 /* The whole in one call, at one end of guarded memory. */
@@ -189,7 +218,7 @@ static bool run_whole(struct kc_checker *k, const struct kern_variant *v, const 
         return false;
     for (unsigned o = 0; o < 2; o++)
         judge_values(c, kc_op_of(v->op)->tolerance, o, p.a.out[o], how, r);
-    judge_state(c, &p, how, r);
+    judge_state(c, kc_op_of(v->op)->tolerance, &p, how, r);
     *out = image_take(k, &p);
     return r->ok;
 }

@@ -157,10 +157,9 @@ static void check_operators(const struct options *o, struct tally *t)
     }
 }
 
-static void check_planted(struct kc_checker *k, const struct options *o, struct tally *t)
+static void check_planted(struct kc_checker *k, const struct options *o, struct tally *t,
+                          const struct kc_planted *all, size_t n)
 {
-    const struct kc_planted *all;
-    size_t n = kc_planted(&all);
     char detail[512];
     for (size_t i = 0; i < n; i++) {
         const struct kern_variant *v = &all[i].variant;
@@ -193,7 +192,12 @@ int main(int argc, char **argv)
     }
     uint64_t start = clock_ns();
     if (o.planted) {
-        check_planted(&k, &o, &t);
+        size_t (*const lists[])(const struct kc_planted **) = {kc_planted, kc_planted_recurrent};
+        for (size_t i = 0; i < ARRAY_LEN(lists); i++) {
+            const struct kc_planted *all;
+            size_t n = lists[i](&all);
+            check_planted(&k, &o, &t, all, n);
+        }
     } else {
         check_operators(&o, &t);
         check_variants(&k, &o, &t);

@@ -3,6 +3,7 @@
  * The table of reference variants: one for every operator of ops.def and every type it takes.
  */
 #include "kern/ref/ref.h"
+#include "kern/ref/ref_recurrent.h"
 
 static size_t attention_scratch(const struct kern_args *a)
 {
@@ -32,6 +33,9 @@ static const struct kern_variant variants[] = {
     BY_TYPE(ATTENTION, ref_attention, kern_items_heads, 1, attention_scratch),
     {D0_OP_GLU, 0, KERN_REF, "ref_glu", ref_glu, kern_items_elements, 4096, NULL},
     {D0_OP_GATHER_ROWS, 0, KERN_REF, "ref_gather_rows", ref_gather_rows, kern_items_rows, 4, NULL},
+    {D0_OP_SHORT_CONV, 0, KERN_REF, "ref_short_conv", ref_short_conv, kern_items_columns, 64, NULL},
+    {D0_OP_DELTA_RULE, 0, KERN_REF, "ref_delta_rule", ref_delta_rule, ref_items_value_heads, 1,
+     ref_delta_scratch},
 };
 
 const struct kern_table kern_ref_table = {variants, ARRAY_LEN(variants)};

@@ -12,4 +12,5 @@
 #include "kern/x86/attention_tmpl.h"
 #include "kern/x86/linear_tmpl.h"
 #include "kern/x86/rows_tmpl.h"
+#include "kern/x86/recurrent_tmpl.h"
 #include "kern/x86/table_tmpl.h"

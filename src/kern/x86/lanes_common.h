@@ -11,6 +11,7 @@
 
 #include "kern/kern_table.h"
 #include "kern/ref/ref.h"
+#include "kern/ref/ref_recurrent.h"
 
 #define INLINE static inline __attribute__((always_inline))
 

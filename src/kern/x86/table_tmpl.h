@@ -26,6 +26,8 @@ static const struct kern_variant NAME(variants)[] = {
     VARIANT(ATTENTION, D0_BF16, attention_bf16, kern_items_heads, 1, NAME(attention_scratch)),
     VARIANT(ATTENTION, D0_F16, attention_f16, kern_items_heads, 1, NAME(attention_scratch)),
     VARIANT(GLU, 0, glu, kern_items_elements, 4096, NULL),
+    VARIANT(SHORT_CONV, 0, short_conv, kern_items_columns, 64, NAME(conv_scratch)),
+    VARIANT(DELTA_RULE, 0, delta_rule, ref_items_value_heads, 1, NAME(delta_scratch)),
 };
 
 const struct kern_table NAME(kern_table_of) = {NAME(variants), ARRAY_LEN(NAME(variants))};
