@@ -44,7 +44,7 @@ struct kc_case {
     struct kc_array state[2];        /* contents before; see kern_state_input() */
     float *wide[D0_MAX_NODE_INPUTS]; /* inputs of float types, widened: from kc_judge_begin on */
     double *want[2], *scale[2];      /* [elements of out]: the definition in float64, its natural scale */
-    void *want_state[2];               /* to the bit; or else the next two, for states of float32 */
+    void *want_state[2];             /* to the bit; or else the next two, for states of float32 */
     double *want_state_f64[2], *state_scale[2];
     double flops, moved; /* of the large shape */
     char shape[192];
