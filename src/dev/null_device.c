@@ -14,6 +14,7 @@
 #include "base/str.h"
 #include "dev/builtin.h"
 #include "dev/part_check.h"
+#include "kern/kern.h"
 
 #define MAX_RANGES 65536u
 
@@ -371,7 +372,8 @@ static int run_node(struct d0_exec *x, uint32_t i, struct d0_status *st)
             continue;
         struct null_slot *s = &x->slots[id];
         int rc;
-        if (s->value.kind == D0_VALUE_STATE && n->op == D0_OP_KV_STORE) {
+        bool written = (int)k == kern_state_input(n->op, 0) || (int)k == kern_state_input(n->op, 1);
+        if (s->value.kind == D0_VALUE_STATE && written) {
             uint64_t bytes = 0;
             part_value_bytes(&s->value, x->dims, &bytes);
             rc = bytes ? mark_written(s->buffer, s->offset, s->offset + bytes, st) : D0_OK;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Owns: one step: the plan's arrays become the graph's inputs, the graph runs, rows of logits become tokens.
- * Refuses: a plan that does not validate, two sequences that share a page which one of them writes, and
- * allocation.
+ * Refuses: a plan that does not validate, two sequences that share a page which one of them writes or a slot,
+ * a sequence that goes on from a state which is not there, and allocation.
  */
 #include "engine/engine_internal.h"
 
@@ -71,6 +71,13 @@ static void fill_rows(struct engine *x, const struct step_plan *p)
     }
 }
 
+static void fill_slots(struct engine *x, const struct step_plan *p)
+{
+    const struct step_seq *q = seqs_of(p);
+    for (uint32_t s = 0; s < p->n_seqs; s++)
+        x->slots[s] = (int32_t)q[s].slot;
+}
+
 const int32_t *engine_input(const struct engine *x, uint32_t role, size_t *n)
 {
     const int64_t *d = x->dims.dims;
@@ -90,6 +97,9 @@ const int32_t *engine_input(const struct engine *x, uint32_t role, size_t *n)
     case D0_INPUT_ROWS:
         *n = (size_t)d[2];
         return x->rows;
+    case D0_INPUT_SLOTS:
+        *n = (size_t)d[1];
+        return x->slots;
     default:
         return NULL; /* HIDDEN: written by engine_set_hidden */
     }
@@ -136,6 +146,39 @@ static int check_pages(struct engine *x, const struct step_plan *p, struct err *
         }
     }
     return ERR_OK;
+}
+
+/* A state has no history: it goes on from where it stands, or from nothing. From here on the slots of this
+ * step stand nowhere, until it has succeeded. */
+static int take_slots(struct engine *x, const struct step_plan *p, struct err *e)
+{
+    const struct step_seq *q = seqs_of(p);
+    uint64_t step = ++x->n_slot_steps;
+    for (uint32_t s = 0; s < p->n_seqs; s++) {
+        struct slot_state *slot = &x->slot[q[s].slot];
+        if (slot->step == step)
+            return err_set(e, ERR_FORMAT, "step plan: slot %u is used twice in one step", q[s].slot);
+        slot->step = step;
+        if (q[s].position == 0 || q[s].position == slot->next)
+            continue;
+        if (slot->next == SLOT_UNKNOWN)
+            return err_set(e, ERR_FORMAT,
+                           "step plan: seqs[%u] goes on at position %u, slot %u holds no state", s,
+                           q[s].position, q[s].slot);
+        return err_set(e, ERR_FORMAT,
+                       "step plan: seqs[%u] goes on at position %u, the state in slot %u stands at %u", s,
+                       q[s].position, q[s].slot, slot->next);
+    }
+    for (uint32_t s = 0; s < p->n_seqs; s++)
+        x->slot[q[s].slot].next = SLOT_UNKNOWN;
+    return ERR_OK;
+}
+
+static void advance_slots(struct engine *x, const struct step_plan *p)
+{
+    const struct step_seq *q = seqs_of(p);
+    for (uint32_t s = 0; s < p->n_seqs; s++)
+        x->slot[q[s].slot].next = q[s].position + q[s].n_tokens;
 }
 
 static int check_hidden(const struct engine *x, const struct step_plan *p, struct err *e)
@@ -227,18 +270,23 @@ static int run_step(struct engine *x, const struct step_plan *p, void *result, s
         rc = check_pages(x, p, e);
     if (rc == ERR_OK)
         rc = step_result_init(result, cap, p->n_seqs, w.logits, w.tops, &r, e);
+    if (rc == ERR_OK && x->limits.n_slots)
+        rc = take_slots(x, p, e);
     if (rc != ERR_OK)
         return rc;
     x->dims = (struct d0_step_dims){.size = sizeof(x->dims), .dims = {p->n_tokens, p->n_seqs, w.rows, 0}};
     fill_tokens(x, p);
     fill_table(x, p);
     fill_rows(x, p);
+    fill_slots(x, p);
     rc = run_graph(x, w.rows, e);
     x->ran = rc == ERR_OK;
     for (uint32_t i = 0; i < x->n_hidden; i++)
         x->hidden[i].n_set = 0;
     if (rc != ERR_OK)
         return rc;
+    if (x->limits.n_slots)
+        advance_slots(x, p);
     r->step = p->step;
     write_outcome(x, p, r);
     r->compute_ns = clock_ns() - begin;

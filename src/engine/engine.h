@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The executor: one ragged step in, one result out. Owns weights, KV pages and the compiled graph of one
- * rank; sees ids and tensors, never text. Request state belongs to the scheduler, which decides pages and
- * positions.
+ * The executor: one ragged step in, one result out. Owns weights, KV pages, slots of recurrent state and the
+ * compiled graph of one rank; sees ids and tensors, never text. Request state belongs to the scheduler, which
+ * decides pages, slots and positions.
  *
  * step_plan and step_result are flat, pointer-free, size-limited messages: a header, then arrays at byte
  * offsets within the message. They cross a socket unchanged (same machine architecture) and are validated
@@ -16,7 +16,7 @@
 #include "load/load.h"
 
 /* ---- messages ---- */
-#define STEP_PLAN_MAGIC   0x31503044u /* "D0P1" */
+#define STEP_PLAN_MAGIC   0x32503044u /* "D0P2" */
 #define STEP_RESULT_MAGIC 0x31523044u /* "D0R1" */
 #define STEP_MAX_BYTES    (64u << 20)
 #define STEP_MAX_TOP      20 /* alternatives returned with a token */
@@ -46,6 +46,8 @@ struct step_seq {
     uint32_t first_page;  /* index into pages: the sequence's page table from position 0 */
     uint32_t n_pages;
     uint32_t flags;
+    uint32_t slot; /* of recurrent state; 0 where the model has none */
+    uint32_t reserved;
     struct step_sampling sampling;
 };
 
@@ -123,6 +125,7 @@ struct engine_limits {
     uint32_t n_pages;           /* KV pages of this engine */
     uint32_t page_tokens;
     uint32_t vocab;
+    uint32_t n_slots; /* sequences that can have a recurrent state at a time; 0: the model has none */
 };
 
 /* Every field of an untrusted message against the limits; ERR_FORMAT or ERR_LIMIT naming the field. Strict:
@@ -149,9 +152,10 @@ void step_result_finish(struct step_result *r, uint32_t n_tops);
 struct engine;
 
 struct engine_options {
-    struct engine_limits limits; /* page_tokens and vocab are taken from the graph */
+    struct engine_limits limits; /* page_tokens and vocab are taken from the graph; n_slots too where it has
+                                  * no recurrent state, else 0 means max_seqs */
     bool probes;                 /* keep every probe of the graph readable after a step */
-    bool poison; /* fill all KV pages with NaN at open: shows any read of a slot that was never written */
+    bool poison; /* fill all states with NaN at open: shows any read of what was never written */
     struct mem *mem;
 };
 
@@ -161,13 +165,15 @@ int engine_open(struct engine **out, struct dev *dev, const struct graph *g, con
                 const struct engine_options *o, struct err *e);
 void engine_close(struct engine *x);
 const struct engine_limits *engine_limits(const struct engine *x);
-/* Predicted bytes on the device: KV pages and scratch (weights are known from struct weights). */
+/* Predicted bytes on the device: KV pages with slots, and scratch (weights are known from struct weights). */
 void engine_memory(const struct engine *x, uint64_t *kv, uint64_t *scratch);
 
 /* executor_step: validates and runs one plan and fills the result message (result_cap bytes available at
  * result, aligned to 8). A step that fails as a whole still gives a result with `error` set (where result_cap
  * holds one); the return value and *e say the same. Pages that this step writes must belong to one sequence
- * only. Steady state allocates nothing. */
+ * only. A recurrent state cannot be looked up by position: a sequence begins at position 0 or goes on, in its
+ * slot, where the last step left that slot; after a step that failed it begins anew. Steady state allocates
+ * nothing. */
 int engine_step(struct engine *x, const struct step_plan *plan, size_t plan_bytes, void *result,
                 size_t result_cap, struct err *e);
 /* Upper bound of the result of any plan within the limits, for sizing buffers. */

@@ -9,11 +9,17 @@
 
 #define ENGINE_MAX_HIDDEN 8
 #define ENGINE_WAIT_NS    UINT64_C(600000000000)
+#define SLOT_UNKNOWN      UINT32_MAX
 
 struct hidden_input {
     uint32_t value;
     int64_t width;
     size_t n_set; /* rows set for the next step; 0: none */
+};
+
+struct slot_state {
+    uint64_t step; /* n_slot_steps when a sequence took it last */
+    uint32_t next; /* position that its state goes on from; SLOT_UNKNOWN: none */
 };
 
 struct engine {
@@ -26,7 +32,7 @@ struct engine {
     struct d0_queue *queue;
     struct d0_buffer **own; /* by value id: inputs and states */
     uint64_t kv_bytes;
-    bool has_state;
+    bool has_state; /* pages; slots are limits.n_slots */
     struct hidden_input hidden[ENGINE_MAX_HIDDEN];
     uint32_t n_hidden;
     uint32_t *probes; /* value ids */
@@ -36,12 +42,13 @@ struct engine {
     bool logits;     /* the result is [R, vocabulary] */
 
     /* this step */
-    int32_t *ids, *positions, *seq_of, *table, *rows; /* [T], [T], [T], [B*P], [R] */
-    float *logit_rows;                                /* [max_rows, width] */
+    int32_t *ids, *positions, *seq_of, *table, *rows, *slots; /* [T], [T], [T], [B*P], [R], [B] */
+    float *logit_rows;                                        /* [max_rows, width] */
     uint64_t logit_bytes;
     struct sampler_scratch scratch;
-    uint64_t *page_writer; /* [n_pages] n_steps << 32 | sequence that wrote it last */
-    uint64_t n_steps;
+    uint64_t *page_writer;   /* [n_pages] n_steps << 32 | sequence that wrote it last */
+    struct slot_state *slot; /* [n_slots] */
+    uint64_t n_steps, n_slot_steps;
     struct d0_step_dims dims;
     bool ran;
 };

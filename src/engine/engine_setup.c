@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Owns: opening an engine: the graph's copy and plan, KV pages, input buffers, the compiled part with
- * everything bound. Refuses: to leave anything for the first step: after open no step allocates.
+ * Owns: opening an engine: the graph's copy and plan, KV pages and slots, input buffers, the compiled part
+ * with everything bound. Refuses: to leave anything for the first step: after open no step allocates.
  */
 #include "engine/engine_internal.h"
 
@@ -34,6 +34,9 @@ static int check_input(struct engine *x, uint32_t id, struct err *e)
     case D0_INPUT_ROWS:
         fits = dims_are(v, D0_I32, 1, D0_DIM_ROWS, 0);
         break;
+    case D0_INPUT_SLOTS:
+        fits = dims_are(v, D0_I32, 1, D0_DIM_SEQS, 0);
+        break;
     case D0_INPUT_HIDDEN:
         fits = dims_are(v, D0_F32, 2, D0_DIM_TOKENS, 0) && v->dims[1] > 0 && x->n_hidden < ENGINE_MAX_HIDDEN;
         if (fits)
@@ -48,8 +51,23 @@ static int check_input(struct engine *x, uint32_t id, struct err *e)
     return ERR_OK;
 }
 
-/* States are pages [n_pages, heads, page_tokens, dim]; all layers share one page table, so one page size. */
-static int check_state(struct engine *x, uint32_t id, struct err *e)
+/* One slot for each sequence, [n_slots, ...]. */
+static int check_slotted(struct engine *x, uint32_t id, uint32_t wanted, struct err *e)
+{
+    struct d0_value *v = &x->graph->values[id];
+    if (v->n_dims < 2)
+        return err_set(e, ERR_UNSUPPORTED, "state %s is not made of slots", x->graph->info[id].name);
+    for (uint32_t i = 1; i < v->n_dims; i++)
+        if (v->dims[i] <= 0)
+            return err_set(e, ERR_UNSUPPORTED, "the slots of state %s have no fixed size",
+                           x->graph->info[id].name);
+    x->limits.n_slots = wanted ? wanted : x->limits.max_seqs;
+    v->dims[0] = x->limits.n_slots;
+    return ERR_OK;
+}
+
+/* Pages are [n_pages, heads, page_tokens, dim]; all layers share one page table, so one page size. */
+static int check_paged(struct engine *x, uint32_t id, struct err *e)
 {
     struct d0_value *v = &x->graph->values[id];
     if (v->n_dims != 4 || v->dims[1] <= 0 || v->dims[2] <= 0 || v->dims[2] > 65536 || v->dims[3] <= 0)
@@ -65,11 +83,14 @@ static int check_state(struct engine *x, uint32_t id, struct err *e)
 
 static int check_values(struct engine *x, struct err *e)
 {
+    uint32_t n_slots = x->limits.n_slots;
+    x->limits.n_slots = 0;
     for (uint32_t i = 0; i < x->graph->n_values; i++) {
         uint32_t kind = x->graph->values[i].kind;
-        int rc = kind == D0_VALUE_INPUT   ? check_input(x, i, e)
-                 : kind == D0_VALUE_STATE ? check_state(x, i, e)
-                                          : ERR_OK;
+        int rc = kind == D0_VALUE_INPUT                   ? check_input(x, i, e)
+                 : kind != D0_VALUE_STATE                 ? ERR_OK
+                 : x->graph->info[i].state == STATE_SLOTS ? check_slotted(x, i, n_slots, e)
+                                                          : check_paged(x, i, e);
         if (rc != ERR_OK)
             return rc;
     }
@@ -113,6 +134,8 @@ static int check_limits(const struct engine_limits *l, struct err *e)
         if (f[i].value == 0 || f[i].value > INT32_MAX)
             return err_set(e, ERR_INVALID, "engine: %s is %u, must be 1..%d", f[i].name, f[i].value,
                            INT32_MAX);
+    if (l->n_slots > INT32_MAX)
+        return err_set(e, ERR_INVALID, "engine: n_slots is %u, must be at most %d", l->n_slots, INT32_MAX);
     return ERR_OK;
 }
 
@@ -144,15 +167,19 @@ static int make_arrays(struct engine *x, bool probes, struct err *e)
     x->seq_of = arena_alloc_n(a, l->max_tokens, sizeof(int32_t));
     x->table = arena_alloc_n(a, (size_t)l->max_seqs * l->max_pages_per_seq, sizeof(int32_t));
     x->rows = arena_alloc_n(a, l->max_rows, sizeof(int32_t));
+    x->slots = arena_alloc_n(a, l->max_seqs, sizeof(int32_t));
+    x->slot = arena_alloc_n(a, l->n_slots + (size_t)1, sizeof(*x->slot));
     x->page_writer = arena_alloc_n(a, l->n_pages, sizeof(uint64_t));
     x->probes = arena_alloc_n(a, x->graph->n_values + (size_t)1, sizeof(uint32_t));
     uint32_t sampled = x->logits ? x->width : 1;
     x->scratch.values = arena_alloc_n(a, sampled, sizeof(float));
     x->scratch.ids = arena_alloc_n(a, sampled, sizeof(int32_t));
-    if (!x->own || !x->ids || !x->positions || !x->seq_of || !x->table || !x->rows || !x->page_writer ||
-        !x->probes || !x->scratch.values || !x->scratch.ids)
+    if (!x->own || !x->ids || !x->positions || !x->seq_of || !x->table || !x->rows || !x->slots || !x->slot ||
+        !x->page_writer || !x->probes || !x->scratch.values || !x->scratch.ids)
         return err_set(e, ERR_NOMEM, "engine: out of memory for a step of %u tokens and %u sequences",
                        l->max_tokens, l->max_seqs);
+    for (uint32_t i = 0; i < l->n_slots; i++)
+        x->slot[i] = (struct slot_state){.next = SLOT_UNKNOWN};
     if (x->logits) {
         if (!mul_u64((uint64_t)l->max_rows * x->width, sizeof(float), &x->logit_bytes) ||
             x->logit_bytes > PTRDIFF_MAX || !(x->logit_rows = malloc(x->logit_bytes))) {
@@ -168,8 +195,8 @@ static int make_arrays(struct engine *x, bool probes, struct err *e)
     return ERR_OK;
 }
 
-/* All ones is NaN in every float type that pages may have. */
-static int poison_pages(struct engine *x, struct d0_buffer *b, uint64_t bytes, struct err *e)
+/* All ones is NaN in every float type that states may have. */
+static int poison_state(struct engine *x, struct d0_buffer *b, uint64_t bytes, struct err *e)
 {
     unsigned char *ones = malloc(POISON_BYTES);
     if (!ones)
@@ -198,7 +225,7 @@ static int make_buffer(struct engine *x, uint32_t id, bool poison, struct err *e
     x->kv_bytes += bytes;
     if (x->dev->host_memory)
         mem_account(x->mem, MEM_KV, (int64_t)bytes);
-    return poison ? poison_pages(x, x->own[id], bytes, e) : ERR_OK;
+    return poison ? poison_state(x, x->own[id], bytes, e) : ERR_OK;
 }
 
 static int make_buffers(struct engine *x, bool poison, struct err *e)
@@ -210,8 +237,8 @@ static int make_buffers(struct engine *x, bool poison, struct err *e)
             rc = make_buffer(x, i, poison, e);
     }
     if (rc == ERR_NOMEM)
-        err_ctx(e, "while making %u KV pages of %u tokens and the inputs", x->limits.n_pages,
-                x->limits.page_tokens);
+        err_ctx(e, "while making %u KV pages of %u tokens, %u slots and the inputs", x->limits.n_pages,
+                x->limits.page_tokens, x->limits.n_slots);
     return rc;
 }
 

@@ -173,6 +173,10 @@ static int plan_seq(const struct step_plan *p, const struct step_seq *q, uint32_
                        q->position, q->n_tokens, q->n_pages, l->page_tokens);
     if (q->flags & ~(uint32_t)STEP_FLAGS)
         return err_set(e, ERR_FORMAT, "step plan: seqs[%u].flags is %x", i, q->flags);
+    if (q->reserved)
+        return err_set(e, ERR_FORMAT, "step plan: seqs[%u].reserved is not zero", i);
+    if (q->slot && q->slot >= l->n_slots)
+        return err_set(e, ERR_FORMAT, "step plan: seqs[%u].slot is %u, there are %u", i, q->slot, l->n_slots);
     if (q->flags & STEP_SAMPLE) {
         int rc = step_sampling_validate(&q->sampling, l->vocab, e);
         if (rc != ERR_OK) {

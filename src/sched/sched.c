@@ -25,6 +25,7 @@ struct request {
     uint32_t n_prompt, max_new, n_stop;
     uint32_t n_tokens, computed, n_cached, n_generated;
     uint32_t n_total, n_held; /* pages promised in all, and taken (or shared) so far */
+    uint32_t slot;            /* of recurrent state, while it runs */
     uint32_t n_chained;       /* full pages looked at for the prefix cache */
     uint64_t chain;           /* cache entry of the last of them */
     bool ignore_stop;
@@ -43,6 +44,8 @@ struct sched {
     struct pages pages;
     struct request **running; /* [max_seqs] in order of admission */
     uint32_t n_running;
+    uint32_t *free_slots; /* [limits.n_slots] */
+    uint32_t n_free_slots;
     struct request *first_waiting, *last_waiting;
     uint32_t n_waiting;
     struct piece *pieces; /* [max_seqs] of the step that is out, or being built */
@@ -73,7 +76,12 @@ int sched_open(struct sched **out, const struct sched_options *o, struct err *e)
     arena_init(&s->arena, o->mem, MEM_REQUEST);
     s->running = arena_alloc_n(&s->arena, l->max_seqs, sizeof(struct request *));
     s->pieces = arena_alloc_n(&s->arena, l->max_seqs, sizeof(*s->pieces));
-    int rc = s->running && s->pieces ? ERR_OK : err_set(e, ERR_NOMEM, "scheduler: out of memory");
+    s->free_slots = arena_alloc_n(&s->arena, l->n_slots + (size_t)1, sizeof(*s->free_slots));
+    for (uint32_t i = l->n_slots; s->free_slots && i-- > 0;)
+        s->free_slots[s->n_free_slots++] = i;
+    s->o.prefix_cache = o->prefix_cache && !l->n_slots;
+    int rc =
+        s->running && s->pieces && s->free_slots ? ERR_OK : err_set(e, ERR_NOMEM, "scheduler: out of memory");
     if (rc == ERR_OK)
         rc = pages_init(&s->pages, &s->arena, l->n_pages, l->page_tokens, o->hash_mask, e);
     if (rc != ERR_OK) {
@@ -205,8 +213,10 @@ int sched_submit(struct sched *s, const struct sched_request *q, struct err *e)
 /* ---- leaving ------------------------------------------------------------------------------------------- */
 
 /* Last page first: deeper pages of a prefix are evicted before those that they depend on. */
-static void release_pages(struct sched *s, struct request *r, bool keep)
+static void release(struct sched *s, struct request *r, bool keep)
 {
+    if (s->o.limits.n_slots)
+        s->free_slots[s->n_free_slots++] = r->slot;
     s->pages.n_reserved -= r->n_total - r->n_held;
     while (r->n_held)
         pages_unref(&s->pages, r->table[--r->n_held], keep);
@@ -227,7 +237,7 @@ static void finish(struct sched *s, struct request *r, enum sched_finish why)
         BUG("request %llu is not running", (unsigned long long)r->id);
     running_remove(s, at);
     /* pages of a request that failed may hold anything: nobody shall find them */
-    release_pages(s, r, why != SCHED_FAILED);
+    release(s, r, why != SCHED_FAILED);
     s->stats.finished[why]++;
     request_free(s, r);
 }
@@ -266,7 +276,7 @@ void sched_engine_lost(struct sched *s)
     s->n_pieces = 0;
     while (s->n_running) {
         struct request *r = s->running[--s->n_running];
-        release_pages(s, r, false);
+        release(s, r, false);
         r->computed = 0;
         r->chain = 0;
         r->n_chained = 0;
@@ -306,6 +316,8 @@ static bool admit(struct sched *s, struct request *r)
         pages_ref(&s->pages, r->table[i]);
     if (n)
         r->chain = s->pages.page[r->table[n - 1]].uid;
+    if (s->o.limits.n_slots)
+        r->slot = s->free_slots[--s->n_free_slots];
     r->n_chained = n;
     r->n_held = n;
     s->pages.n_reserved += r->n_total - n;
@@ -318,7 +330,8 @@ static bool admit(struct sched *s, struct request *r)
 
 static void admit_waiting(struct sched *s)
 {
-    while (s->first_waiting && s->n_running < s->o.limits.max_seqs) {
+    while (s->first_waiting && s->n_running < s->o.limits.max_seqs &&
+           (!s->o.limits.n_slots || s->n_free_slots)) {
         struct request *r = s->first_waiting;
         if (!admit(s, r))
             return; /* nobody overtakes: else a large request could wait for ever */
@@ -407,6 +420,7 @@ static void fill_plan(struct sched *s, struct step_plan *plan)
                                .first_page = n_pages,
                                .n_pages = need,
                                .flags = s->pieces[i].sample ? STEP_SAMPLE : 0,
+                               .slot = r->slot,
                                .sampling = r->sampling};
         memcpy(tokens + n_tokens, r->tokens + r->computed, q->n_tokens * sizeof(int32_t));
         for (uint32_t k = 0; k < need; k++)
@@ -601,6 +615,26 @@ static int check_running(const struct sched *s, uint32_t *refs, uint64_t *reserv
     return ERR_OK;
 }
 
+/* Each slot is free or belongs to one running request. */
+static int check_slots(const struct sched *s, struct err *e)
+{
+    uint32_t n = s->o.limits.n_slots, running = n ? s->n_running : 0;
+    bool *seen = calloc((size_t)n + 1, sizeof(*seen));
+    int rc = seen ? ERR_OK : err_set(e, ERR_NOMEM, "no memory to check %u slots", n);
+    if (rc == ERR_OK && s->n_free_slots + running != n)
+        rc = err_set(e, ERR_MISMATCH, "%u slots are free, %u requests run, there are %u", s->n_free_slots,
+                     running, n);
+    for (uint32_t i = 0; rc == ERR_OK && i < n; i++) {
+        uint32_t slot = i < running ? s->running[i]->slot : s->free_slots[i - running];
+        if (slot >= n || seen[slot])
+            rc = err_set(e, ERR_MISMATCH, "slot %u is held twice or does not exist", slot);
+        else
+            seen[slot] = true;
+    }
+    free(seen);
+    return rc;
+}
+
 int sched_check(const struct sched *s, struct err *e)
 {
     uint32_t n_waiting = 0;
@@ -622,6 +656,8 @@ int sched_check(const struct sched *s, struct err *e)
                      s->pages.n_reserved);
     if (rc == ERR_OK)
         rc = pages_check(&s->pages, refs, e);
+    if (rc == ERR_OK)
+        rc = check_slots(s, e);
     free(refs);
     return rc;
 }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * The scheduler: requests in, step plans out, results back in. Owns request state, the page pool
- * (reference-counted, with a prefix cache) and the batching policy. Knows no HTTP and no text; runs the same
- * under a simulator. One thread owns it.
+ * (reference-counted, with a prefix cache), the slots of recurrent state and the batching policy. Knows no
+ * HTTP and no text; runs the same under a simulator. One thread owns it.
  */
 #ifndef SCHED_SCHED_H
 #define SCHED_SCHED_H
@@ -14,7 +14,8 @@ struct sched_options {
     uint32_t max_context;        /* tokens of one sequence */
     uint32_t prefill_chunk;      /* most prompt tokens of one sequence in one step; 0: max_tokens */
     uint32_t max_waiting;        /* queued requests beyond which submit refuses */
-    bool prefix_cache;
+    bool prefix_cache;  /* without effect where limits.n_slots says that the model has recurrent states: pages
+                         * hold  only the keys and values of a prefix, not the state after it */
     uint64_t hash_mask; /* bits of the prefix hash that are used; 0: all. Tests force collisions with it */
     struct mem *mem;
 };

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Owns the plumbing between verification and the engine: weights, plan and result messages, one page table a
- * slot.
+ * Owns the plumbing between verification and the engine: weights, plan and result messages; a slot has a page
+ * table and a recurrent state.
  */
 #include "verify/runner.h"
 
@@ -21,7 +21,8 @@ uint32_t runner_logit_rows(uint64_t vocab, uint32_t most)
 static uint32_t graph_page_tokens(const struct graph *g)
 {
     for (uint32_t i = 0; i < g->n_values; i++)
-        if (g->values[i].kind == D0_VALUE_STATE && g->values[i].n_dims == 4 && g->values[i].dims[2] > 0)
+        if (g->values[i].kind == D0_VALUE_STATE && g->info[i].state == STATE_PAGES &&
+            g->values[i].n_dims == 4 && g->values[i].dims[2] > 0)
             return (uint32_t)g->values[i].dims[2];
     return 0;
 }
@@ -100,6 +101,7 @@ int runner_step(struct runner *r, const struct runner_run *runs, uint32_t n, str
                                  .first_page = page,
                                  .n_pages = own,
                                  .flags = runs[i].flags,
+                                 .slot = l->n_slots ? runs[i].slot : 0,
                                  .sampling = {.top_p = 1}};
         memcpy(step_plan_tokens(p) + t, runs[i].tokens, runs[i].n * sizeof(int32_t));
         for (uint32_t k = 0; k < own; k++)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Drives one engine by hand: each sequence has a slot with pages of its own, and a step is a list of runs.
- * Private to this room.
+ * Drives one engine by hand: each sequence has a slot with pages and a recurrent state of its own, and a step
+ * is a list of runs. Private to this room.
  */
 #ifndef VERIFY_RUNNER_H
 #define VERIFY_RUNNER_H

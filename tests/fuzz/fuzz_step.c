@@ -17,7 +17,9 @@ static uint64_t walk_plan(const struct step_plan *p, const struct engine_limits 
     const int32_t *tokens = (const int32_t *)((const char *)p + p->tokens_at);
     const int32_t *pages = (const int32_t *)((const char *)p + p->pages_at);
     uint64_t sum = 0;
+    static const char slots[9] = {0};
     for (uint32_t s = 0; s < p->n_seqs; s++) {
+        sum += (uint64_t)slots[q[s].slot];
         for (uint32_t i = 0; i < q[s].n_tokens; i++) {
             uint32_t page = (q[s].position + i) / l->page_tokens;
             sum += (uint64_t)tokens[q[s].first_token + i] + (uint64_t)pages[q[s].first_page + page];
@@ -48,7 +50,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
                                                 .max_pages_per_seq = 8,
                                                 .n_pages = 32,
                                                 .page_tokens = 8,
-                                                .vocab = 100};
+                                                .vocab = 100,
+                                                .n_slots = 9};
     struct err e = {0};
     void *copy = aligned_alloc(8, size + 8 - size % 8);
     if (!copy)

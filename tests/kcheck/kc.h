@@ -200,6 +200,8 @@ KC_ATTENTION_BUGS(KC_BUG)
 /* Items and scratch of an operator's reference. */
 size_t kc_ref_items(uint32_t op, const struct kern_args *a);
 size_t kc_ref_scratch(uint32_t op, const struct kern_args *a);
+/* ---- kc_planted_recurrent.c ---- */
+size_t kc_planted_recurrent(const struct kc_planted **out);
 
 /* ---- kc_bench.c ---- */
 void kc_bench(const struct kern_variant *v, FILE *out); /* one line: ns, GB/s, GFLOP/s, ratio to ref */

@@ -106,17 +106,33 @@ static void fail(struct kc_verdict *r, const char *fmt, ...)
     va_end(args);
 }
 
+/* Is byte i of an image part of float32 values that are judged by a tolerance? */
+static bool judged_as_float(const struct kc_case *c, size_t i)
+{
+    size_t at = 0;
+    for (unsigned o = 0; o < 2; o++) {
+        at += c->out[o].bytes;
+        if (i < at)
+            return !c->out_ints[o];
+    }
+    for (unsigned s = 0; s < 2; s++) {
+        at += c->state[s].bytes;
+        if (i < at)
+            return c->want_state_f64[s] && c->a.in_dtype[kern_state_input(c->op, s)] == D0_F32;
+    }
+    return false;
+}
+
 /* Equal bits, where any NaN of a float32 output equals any other. What phases share is compared by those who
  * run the same phases of the same batch. */
 static bool same_bytes(const struct kc_case *c, const struct image *a, const struct image *b, size_t n,
                        size_t *at)
 {
-    size_t outputs = c->out[0].bytes + c->out[1].bytes,
-           states = outputs + c->state[0].bytes + c->state[1].bytes;
+    size_t states = c->out[0].bytes + c->out[1].bytes + c->state[0].bytes + c->state[1].bytes;
     for (size_t i = 0; i < n; i++)
         if (a->bytes[i] != b->bytes[i]) {
             *at = i / 4;
-            if ((i >= outputs && i < states) || (i < outputs && c->out_ints[i >= c->out[0].bytes]))
+            if (i < states && !judged_as_float(c, i))
                 return false;
             float x, y;
             memcpy(&x, a->bytes + i / 4 * 4, 4);
@@ -169,6 +185,26 @@ static void judge_ints(const struct kc_case *c, unsigned o, const int32_t *got, 
             fail(r, "%s: element %zu of output %u is %d, must be %g", how, i, o, got[i], c->want[o][i]);
 }
 
+/* One float32 value; false, with the reason, where it is wrong. */
+static bool judge_value(double tolerance, float got, double w, double scale, const char *how,
+                        const char *what, size_t i, struct kc_verdict *r)
+{
+    double y = (double)got;
+    if (isnan(w) ? !isnan(y) : isinf(w) ? y != w : !isfinite(y)) {
+        fail(r, "%s: element %zu%s is %g, must be %g", how, i, what, y, w);
+        return false;
+    }
+    if (!isfinite(w))
+        return true;
+    double ulp = scale > 0 ? fabs(y - w) / (0x1p-23 * scale) : y == w ? 0 : INFINITY;
+    if (tolerance == 0 ? (float)w != got : ulp > tolerance)
+        fail(r, "%s: element %zu%s is %.9g, must be %.9g: %.1f ULP, allowed %g", how, i, what, y, w, ulp,
+             tolerance);
+    if (tolerance > 0)
+        r->worst = fmax(r->worst, ulp / tolerance);
+    return r->ok;
+}
+
 static void judge_values(const struct kc_case *c, double tolerance, unsigned o, const void *output,
                          const char *how, struct kc_verdict *r)
 {
@@ -177,21 +213,8 @@ static void judge_values(const struct kc_case *c, double tolerance, unsigned o, 
         judge_ints(c, o, output, how, r);
         return;
     }
-    for (size_t i = 0; i < kc_outputs(c, o) && r->ok; i++) {
-        double y = (double)got[i], w = c->want[o][i];
-        if (isnan(w) ? !isnan(y) : isinf(w) ? y != w : !isfinite(y)) {
-            fail(r, "%s: element %zu is %g, must be %g", how, i, y, w);
-            return;
-        }
-        if (!isfinite(w))
-            continue;
-        double ulp = c->scale[o][i] > 0 ? fabs(y - w) / (0x1p-23 * c->scale[o][i]) : y == w ? 0 : INFINITY;
-        if (tolerance == 0 ? (float)w != got[i] : ulp > tolerance)
-            fail(r, "%s: element %zu is %.9g, must be %.9g: %.1f ULP, allowed %g", how, i, y, w, ulp,
-                 tolerance);
-        if (tolerance > 0)
-            r->worst = fmax(r->worst, ulp / tolerance);
-    }
+    for (size_t i = 0; i < kc_outputs(c, o) && r->ok; i++)
+        judge_value(tolerance, got[i], c->want[o][i], c->scale[o][i], how, "", i, r);
 }
 
 /* Half a unit of the type of a state: what rounding to it may add to an error. */

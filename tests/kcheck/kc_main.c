@@ -162,6 +162,7 @@ typedef size_t planted_table(const struct kc_planted **out);
 static planted_table *const planted_tables[] = {
     kc_planted,
     kc_planted_experts,
+    kc_planted_recurrent,
     kc_planted_rows,
     kc_planted_sparse,
 };

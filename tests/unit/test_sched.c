@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The scheduler under a simulator that stands for the engine: it remembers which tokens each KV page holds,
- * refuses a step that reads what was never written, and answers with tokens that depend on the whole prefix.
+ * The scheduler under a simulator that stands for the engine: it remembers which tokens each KV page holds
+ * and which each slot of recurrent state has seen, refuses a step that reads what was never written, and
+ * answers with tokens that depend on the whole prefix.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -15,9 +16,10 @@
 #include "base/hash.h"
 #include "sched/sched.h"
 
-#define PT       4
-#define VOCAB    50
-#define MAX_LIVE 64
+#define PT        4
+#define VOCAB     50
+#define MAX_LIVE  64
+#define MAX_SLOTS 12
 
 /* ---- simulator ----------------------------------------------------------------------------------------- */
 
@@ -34,6 +36,10 @@ struct sim {
     struct sched *s;
     struct sched_options o;
     int32_t *kv; /* [n_pages][PT] token in each slot; -1: never written */
+    struct {
+        int32_t tokens[512];
+        uint32_t n;
+    } slots[MAX_SLOTS]; /* what the recurrent state of each slot has seen */
     _Alignas(8) char plan[1 << 16], result[1 << 16];
     struct live live[MAX_LIVE];
     uint64_t n_events, n_finished, n_failed, last_id, n_steps;
@@ -111,6 +117,22 @@ static uint64_t submit(struct sim *m, const int32_t *prompt, uint32_t n, uint32_
     return l->id;
 }
 
+/* A state begins at position 0 or goes on where it stands; all it has seen must be of this request. */
+static void run_slot(struct sim *m, const struct step_seq *q, const int32_t *tokens, const struct live *l)
+{
+    if (!m->o.limits.n_slots) {
+        assert_int_equal(q->slot, 0);
+        return;
+    }
+    assert_true(q->slot < m->o.limits.n_slots);
+    if (q->position == 0)
+        m->slots[q->slot].n = 0;
+    assert_int_equal(m->slots[q->slot].n, q->position);
+    for (uint32_t i = 0; i < q->n_tokens; i++)
+        m->slots[q->slot].tokens[m->slots[q->slot].n++] = tokens[i];
+    assert_memory_equal(m->slots[q->slot].tokens, l->tokens, m->slots[q->slot].n * sizeof *tokens);
+}
+
 /* Runs one sequence: writes its slots, then reads the whole prefix back from the pages. */
 static int32_t run_seq(struct sim *m, const struct step_plan *p, const struct step_seq *q)
 {
@@ -118,6 +140,7 @@ static int32_t run_seq(struct sim *m, const struct step_plan *p, const struct st
     const int32_t *pages = (const int32_t *)((const char *)p + p->pages_at) + q->first_page;
     struct live *l = find_live(m, q->request);
     assert_non_null(l);
+    run_slot(m, q, tokens, l);
     for (uint32_t i = 0; i < q->n_tokens; i++) {
         uint32_t at = q->position + i;
         assert_true(at < l->n_tokens);
@@ -329,6 +352,8 @@ static void test_random(void **state)
                                   .n_pages = (uint32_t)(8 + rng_below(&rng, 30)),
                                   .page_tokens = PT,
                                   .vocab = VOCAB};
+        if (seed % 2) /* fewer slots than sequences, as many, more */
+            l.n_slots = l.max_seqs / 2 + (uint32_t)rng_below(&rng, 6) + 1;
         sim_open(m, (struct sched_options){.limits = l,
                                            .prefix_cache = seed % 3 != 0,
                                            .hash_mask = seed % 4 == 1 ? 3 : 0, /* collisions everywhere */
@@ -371,12 +396,17 @@ static void test_random(void **state)
                 plan(m, &s);
                 sched_engine_lost(m->s);
                 memset(m->kv, 0xff, l.n_pages * PT * sizeof *m->kv);
+                memset(m->slots, 0xff, sizeof m->slots);
             } else {
                 step(m);
             }
             check(m);
         }
         drain(m);
+        struct sched_stats st;
+        sched_stats(m->s, &st);
+        if (l.n_slots)
+            assert_int_equal(st.tokens_cached, 0); /* a page does not hold the state after it */
         sim_close(m);
     }
     free(m);

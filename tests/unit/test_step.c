@@ -102,6 +102,8 @@ static void test_structure_fields(void **state)
         at[n_at++] = seq + offsetof(struct step_seq, n_tokens);
         at[n_at++] = seq + offsetof(struct step_seq, first_page);
         at[n_at++] = seq + offsetof(struct step_seq, n_pages);
+        at[n_at++] = seq + offsetof(struct step_seq, slot); /* without recurrent states always 0 */
+        at[n_at++] = seq + offsetof(struct step_seq, reserved);
     }
     at[n_at++] = p->tokens_at + p->n_tokens * sizeof(int32_t); /* padding: 13 tokens */
     for (size_t i = 0; i < n_at; i++) {

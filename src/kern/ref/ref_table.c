@@ -4,6 +4,7 @@
  */
 #include "kern/ref/ref.h"
 #include "kern/ref/ref_sparse.h"
+#include "kern/ref/ref_recurrent.h"
 
 static size_t attention_scratch(const struct kern_args *a)
 {
@@ -80,6 +81,9 @@ static const struct kern_variant variants[] = {
     {D0_OP_HYPER_IN, 0, KERN_REF, "ref_hyper_in", ref_hyper_in, kern_items_rows, 1, ref_hyper_scratch},
     {D0_OP_HYPER_OUT, 0, KERN_REF, "ref_hyper_out", ref_hyper_out, kern_items_rows, 1, NULL},
     {D0_OP_HYPER_HEAD, 0, KERN_REF, "ref_hyper_head", ref_hyper_head, kern_items_rows, 1, ref_hyper_scratch},
+    {D0_OP_SHORT_CONV, 0, KERN_REF, "ref_short_conv", ref_short_conv, kern_items_columns, 64, NULL},
+    {D0_OP_DELTA_RULE, 0, KERN_REF, "ref_delta_rule", ref_delta_rule, ref_items_value_heads, 1,
+     ref_delta_scratch},
 };
 
 const struct kern_table kern_ref_table = {variants, ARRAY_LEN(variants)};

@@ -18,4 +18,5 @@
 #include "kern/x86/experts_tmpl.h"
 #include "kern/x86/sparse_tmpl.h"
 #include "kern/x86/norms_tmpl.h"
+#include "kern/x86/recurrent_tmpl.h"
 #include "kern/x86/table_tmpl.h"

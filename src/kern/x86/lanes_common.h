@@ -13,6 +13,7 @@
 #include "kern/ref/ref.h"
 #include "kern/ref/ref_activation.h"
 #include "kern/ref/ref_keys.h"
+#include "kern/ref/ref_recurrent.h"
 
 #define INLINE static inline __attribute__((always_inline))
 

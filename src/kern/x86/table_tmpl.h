@@ -76,6 +76,8 @@ static const struct kern_variant NAME(variants)[] = {
     GROUP_LINEAR(D0_I8, i8),
     GROUP_LINEAR(D0_U8, u8),
     GROUP_LINEAR(D0_U4, u4),
+    VARIANT(SHORT_CONV, 0, short_conv, kern_items_columns, 64, NAME(conv_scratch)),
+    VARIANT(DELTA_RULE, 0, delta_rule, ref_items_value_heads, 1, NAME(delta_scratch)),
 };
 
 const struct kern_table NAME(kern_table_of) = {NAME(variants), ARRAY_LEN(NAME(variants))};
