@@ -256,6 +256,19 @@ static void stop_at(struct job *j, const struct finding *f, const struct notes *
     stage_say(j, STAGE_MINIMAL, STAGE_FAILED, "%s; nothing else was run", notes->weights);
 }
 
+static void without_operators(struct job *j, const struct minimal *m, const struct notes *notes)
+{
+    const struct finding *f = job_finding(j, FINDING_P001);
+    struct minimal none = {0};
+    set_rows(j, &none, notes, false, false);
+    if (job_errors(j, ROW_NUMERICS) == 0)
+        job_row(j, ROW_NUMERICS, ROW_NOT_CHECKED,
+                "not checked: %s %s comes first: %s; %zu of %zu pieces of the model ran", finding_code(f->id),
+                finding_name(f->id), f->subject, m->n_ran, m->n);
+    stage_say(j, STAGE_MINIMAL, STAGE_PARTIAL, "%zu of %zu pieces ran; %s comes first: %s", m->n_ran, m->n,
+              finding_code(f->id), f->subject);
+}
+
 static int run_all(struct job *j, struct json_writer *w, struct err *e)
 {
     struct minimal m;
@@ -269,6 +282,11 @@ static int run_all(struct job *j, struct json_writer *w, struct err *e)
     }
     if (!rc)
         rc = run_minimal(j, w, &m, e);
+    if (!rc &&
+        job_finding(j, FINDING_P001)) { /* the whole model cannot run here, and a part of it is no proof */
+        without_operators(j, &m, &notes);
+        return ERR_OK;
+    }
     if (!rc && whole)
         rc = run_bits(j, w, &notes, e);
     if (!rc && whole)
