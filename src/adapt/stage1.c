@@ -119,11 +119,13 @@ static void add_name(char *to, size_t bytes, const struct host_rule *r, const ch
     static const char more[] = ", ...";
     char name[200];
     size_t n = strlen(to);
+    if (n >= sizeof(more) && strcmp(to + n - (sizeof(more) - 1), more) == 0)
+        return;
     snprintf(name, sizeof(name), "%s%s%s (%s)", n ? ", " : "",
              r->severity == SEVERITY_WARNING ? "warning " : "", r->id, seen);
     if (n + strlen(name) + sizeof(more) <= bytes)
         memcpy(to + n, name, strlen(name) + 1);
-    else if (n >= sizeof(more) && strcmp(to + n - (sizeof(more) - 1), more) != 0)
+    else
         memcpy(to + n, more, sizeof(more));
 }
 
