@@ -77,7 +77,8 @@ return {
       return x + norm(h, "post_feedforward_layernorm")
     end }
     x = norm(wanted_rows(x), at .. "norm")
-    return logits { x, outside == "" and inside .. "lm_head" or "lm_head", vocab = c:count("vocab_size", 262208),
-      tied = c:flag("tie_word_embeddings", true), softcap = cap > 0 and cap or nil }
+    local head = outside == "" and inside .. "lm_head" or "lm_head"
+    return logits { x, head, vocab = c:count("vocab_size", 262208),
+      tied = tied_head { top, c, head, counts = architecture == "Gemma3ForCausalLM" and "inner" or "outer", default = true }, softcap = cap > 0 and cap or nil }
   end,
 }

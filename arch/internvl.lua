@@ -103,6 +103,7 @@ return {
       return x + scope("mlp", function() return gated_mlp { h, inter = c:count "intermediate_size", fn = c:text("hidden_act", "silu") } end)
     end }
     x = rms_norm { wanted_rows(x), at .. "norm", eps = eps }
-    return logits { x, later and "lm_head" or "language_model.lm_head", vocab = c.vocab_size, tied = c:flag("tie_word_embeddings", false) }
+    local head = later and "lm_head" or "language_model.lm_head"
+    return logits { x, head, vocab = c.vocab_size, tied = tied_head { top, c, head, counts = own and "inner" or "outer", default = not own } }
   end,
 }

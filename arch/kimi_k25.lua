@@ -82,7 +82,7 @@ return {
         end)
       end }
       x = rms_norm { wanted_rows(x), "model.norm", eps = eps }
-      return logits { x, "lm_head", vocab = vocab, tied = c:flag("tie_word_embeddings", false) }
+      return logits { x, "lm_head", vocab = vocab, tied = tied_head { top, c, "lm_head", counts = "outer", default = true } }
     end)
   end,
 }

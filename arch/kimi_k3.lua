@@ -114,7 +114,7 @@ return {
         return x + scope("block_sparse_moe", function() return sparse(h) end)
       end }
       x = rms_norm { wanted_rows(mix_residual { x, "model.output_attn_res", eps = eps }), "model.norm", eps = eps }
-      return logits { x, "lm_head", vocab = V, tied = c:flag("tie_word_embeddings", false) }
+      return logits { x, "lm_head", vocab = V, tied = tied_head { top, c, "lm_head", counts = "inner" } }
     end)
   end,
 }

@@ -93,7 +93,8 @@ return {
       end)
     end }
     x = rms_norm { wanted_rows(x), at .. "norm", eps = eps }
-    return logits { x, later and "lm_head" or "language_model.lm_head", vocab = c:count("vocab_size", 32000),
-      tied = c:flag("tie_word_embeddings", false) }
+    local head = later and "lm_head" or "language_model.lm_head"
+    return logits { x, head, vocab = c:count("vocab_size", 32000),
+      tied = tied_head { top, c, head, counts = architecture == "LlavaForConditionalGeneration" and "either" or "outer", default = mistral3 } }
   end,
 }

@@ -63,6 +63,11 @@ local function need(v, key)
   return x
 end
 
+local function wrong_type(v, key, x, what)
+  local shown = type(x) == "table" and "a list or object" or type(x) == "string" and '"' .. string.sub(x, 1, 40) .. '"' or tostring(x)
+  unsupported(is_view[v].where .. key, "is " .. shown .. ", must be " .. what)
+end
+
 local function typed(v, key, default, convert, what)
   local x = read(v, key)
   if x == nil then
@@ -70,10 +75,7 @@ local function typed(v, key, default, convert, what)
     return default
   end
   local y = convert(x)
-  if y == nil then
-    local shown = type(x) == "table" and "a list or object" or type(x) == "string" and '"' .. string.sub(x, 1, 40) .. '"' or tostring(x)
-    unsupported(is_view[v].where .. key, "is " .. shown .. ", must be " .. what)
-  end
+  if y == nil then wrong_type(v, key, x, what) end
   return y
 end
 
@@ -145,27 +147,28 @@ local function unread()
   return list
 end
 
--- Base and scaling of the rotation in every spelling: rope_theta and rope_scaling, or rope_parameters, which holds both and may hold
--- one object for each kind of layer. Result: theta, scaling, partial, sections, interleaved, softmax (factor of the attention scale).
+-- Base and scaling of the rotation in every spelling: rope_theta beside rope_scaling or rope_parameters, or in it; either may hold one
+-- object for each kind of layer. Result: theta, scaling, partial, sections, interleaved, softmax (factor of the attention scale).
 function rope_config(c, kind)
   local p = c:opt "rope_parameters"
   local old = c:opt "rope_scaling"
-  local r = { theta = c:num("rope_theta", 10000.0), scaling = old, partial = c:num("partial_rotary_factor", 1.0), softmax = 1.0 }
+  local r = { theta = c:num("rope_theta", 10000.0), partial = c:num("partial_rotary_factor", 1.0), softmax = 1.0 }
+  local at = p ~= nil and "rope_parameters" or "rope_scaling"
+  if p ~= nil and old ~= nil then unsupported("rope_parameters", "config.json holds rope_scaling too") end
+  if p == nil then p = old end
   if p ~= nil then
-    if not is_view[p] then unsupported("rope_parameters", "is no object") end
-    if old ~= nil then unsupported("rope_parameters", "config.json holds rope_scaling too") end
+    if not is_view[p] then unsupported(at, "is no object") end
     local named = kind or "full_attention"                   -- one object for each kind of layer, even if there is one kind only
     local inner = is_view[p].raw[named]
     if type(inner) == "table" and inner.n ~= #inner then p = p:opt(named) end
     local theta = p:num("rope_theta", r.theta)
     if is_view[p].raw.rope_theta ~= nil and c:opt "rope_theta" ~= nil and theta ~= r.theta and not kind then
-      unsupported("rope_parameters.rope_theta", "is " .. theta .. " but rope_theta is " .. r.theta)
+      unsupported(at .. ".rope_theta", "is " .. theta .. " but rope_theta is " .. r.theta)
     end
     r.theta, r.scaling, r.partial = theta, p, p:num("partial_rotary_factor", r.partial)
   end
   local s = r.scaling
   if s ~= nil then
-    if not is_view[s] then unsupported("rope_scaling", "is no object") end
     is_view[s].longest = c:opt "max_position_embeddings"
     is_view[s].original = c:opt "original_max_position_embeddings"
     r.sections = s:opt "mrope_section"
@@ -433,6 +436,41 @@ end
 
 -- Whether a tensor of this name is there, whatever its numbers are. False for all names where no tensors are known.
 function has(name) return patterns[collapse(path(name))] == true end
+
+-- A flag of this object alone, not of the one around it; nil where it is absent or null.
+local function own_flag(v, key)
+  local r = is_view[v]
+  local x = r.raw[key]
+  r.seen[key] = true
+  if x == nil or x == null then return nil end
+  if type(x) ~= "boolean" then wrong_type(v, key, x, "true or false") end
+  return x
+end
+
+-- Whether the embedding is the output head, where the text has a config of its own (c) inside of the whole's (top): tied_head { top, c, name }.
+-- Which of the two flags counts is the family's (docs/families.md): counts = "outer", "inner", or "either", where one yes is enough. Where
+-- it is silent, `default` counts. A yes that nothing in config.json says, or that the other flag denies, yields to a head of that name
+-- among the tensors: the reference compares both matrices, and ties them only if they are equal.
+function tied_head(a)
+  local top, c, head, key = a[1], a[2], a[3] .. ".weight", "tie_word_embeddings"
+  local said, other, by, not_by = own_flag(top, key), nil, is_view[top].where .. key, is_view[c].where .. key
+  if c ~= top then
+    other = own_flag(c, key)
+    if a.counts == "inner" or a.counts == "either" and other and not said then said, other, by, not_by = other, said, not_by, by end
+  end
+  local yes, why = said, ""
+  if said == nil then yes = a.default or false end
+  if yes and (other == nil and said == nil or other == false) and has(head) then
+    yes, why = false, "; " .. path(head) .. " is there and is used"
+  end
+  if said ~= nil and other ~= nil and said ~= other then
+    notes[#notes + 1] = { key = by, text = "is " .. tostring(said) .. ", which counts, but " .. not_by .. " is " .. tostring(other) .. why }
+  elseif said == nil and other ~= nil and other ~= yes then
+    notes[#notes + 1] = { key = not_by, text = "is " .. tostring(other) .. " and does not count: " .. by .. " does, and is absent, which means "
+      .. tostring(yes) }
+  end
+  return yes
+end
 
 function prefix_of(list)
   for _, p in ipairs(list) do

@@ -53,6 +53,6 @@ return {
       return x + scope("mlp", function() return gated_mlp { h, inter = c:count "intermediate_size", fn = c:text("hidden_act", "silu") } end)
     end }
     x = rms_norm { wanted_rows(x), at .. "norm", eps = eps }
-    return logits { x, "lm_head", vocab = c.vocab_size, tied = c:flag("tie_word_embeddings", false) }
+    return logits { x, "lm_head", vocab = c.vocab_size, tied = tied_head { top, c, "lm_head", counts = "either" } }
   end,
 }

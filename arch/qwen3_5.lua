@@ -84,6 +84,7 @@ return {
         norm(y, "mtp.norm")
       end)
     end
-    return logits { x, "lm_head", vocab = c.vocab_size, tied = c:flag("tie_word_embeddings", false) }
+    return logits { x, "lm_head", vocab = c.vocab_size,
+      tied = tied_head { top, c, "lm_head", counts = text_only and "inner" or "outer" } }
   end,
 }

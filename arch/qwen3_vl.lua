@@ -46,6 +46,6 @@ return {
       end)
     end }
     x = rms_norm { wanted_rows(x), at .. "norm", eps = eps }
-    return logits { x, "lm_head", vocab = c.vocab_size, tied = c:flag("tie_word_embeddings", false) }
+    return logits { x, "lm_head", vocab = c.vocab_size, tied = tied_head { top, c, "lm_head", counts = "outer" } }
   end,
 }

@@ -43,6 +43,6 @@ return {
       return x + scope("mlp", function() return gated_mlp { h, inter = c:count("intermediate_size", 11008), fn = fn } end)
     end }
     x = rms_norm { wanted_rows(x), "model.text_model.norm", eps = eps }
-    return logits { x, "lm_head", vocab = c.vocab_size, tied = top:flag("tie_word_embeddings", false) }
+    return logits { x, "lm_head", vocab = c.vocab_size, tied = tied_head { top, c, "lm_head", counts = "outer" } }
   end,
 }

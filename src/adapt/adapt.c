@@ -51,6 +51,10 @@ static int check_options(const struct adapt_options *o, struct err *e)
     }
     if (!rc && o->service_url && (strlen(o->service_url) > 300 || !str_starts(o->service_url, "http")))
         rc = err_set(e, ERR_USAGE, "--service wants a URL like http://host:port, of at most 300 bytes");
+    if (!rc && o->root && !o->service_url)
+        rc = err_set(e, ERR_USAGE,
+                     "--root is a capture of the machine of --service URL: without it the service "
+                     "runs here, and this machine is what counts");
     if (!rc && !o->service_url && !o->program)
         rc = err_set(e, ERR_USAGE, "no program to start as the service; give --service URL");
     return rc;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The main job: five stages from directory to verified service, the seven rows of the checklist, resume, and
+ * The main job: five stages from directory to verified service, the eight rows of the checklist, resume, and
  * the report (report.json and a self-contained index.html). Nothing is green without evidence: a row is
  * passed, failed, not applicable, not checked or self-consistent, and says why.
  */
@@ -14,9 +14,21 @@ enum row_state { ROW_NOT_CHECKED, ROW_PASSED, ROW_FAILED, ROW_NOT_APPLICABLE, RO
 const char *
 row_state_name(enum row_state s); /* "not checked" "passed" "failed" "not applicable" "self-consistent" */
 
-enum row_id { ROW_WEIGHTS, ROW_MEMORY, ROW_COMM, ROW_NUMERICS, ROW_TEXT, ROW_IMAGE, ROW_SERVICE, ROW_N };
-const char *row_key(enum row_id r); /* "weights" "memory" "communication" "numerics" "text" "image" "service":
-                                       as --accept takes them */
+enum row_id {
+    ROW_ENVIRONMENT,
+    ROW_WEIGHTS,
+    ROW_MEMORY,
+    ROW_COMM,
+    ROW_NUMERICS,
+    ROW_TEXT,
+    ROW_IMAGE,
+    ROW_SERVICE,
+    ROW_N
+};
+/* "environment" "weights" "memory" "communication" "numerics" "text" "image" "service": as --accept takes
+ * them
+ */
+const char *row_key(enum row_id r);
 const char *row_title(enum row_id r); /* "Weight integrity" ... */
 
 struct row {
@@ -48,9 +60,11 @@ struct adapt_options {
     const char *device, *isa;        /* NULL: cpu, fast */
     const char *comm;                /* NULL: self */
     unsigned n_threads;
-    uint64_t memory_bytes;    /* 0: what the host has available */
-    uint32_t context;         /* KV capacity per request; 0: min(model's limit, 4096) */
-    const char *service_url;  /* examine this server instead of starting one */
+    uint64_t memory_bytes;   /* 0: what the host has available */
+    uint32_t context;        /* KV capacity per request; 0: min(model's limit, 4096) */
+    const char *service_url; /* examine this server instead of starting one */
+    const char *rules;       /* version rules to judge by; NULL: the built-in ones */
+    const char *root; /* capture of the machine of service_url, to judge the rules on; NULL: this machine */
     const char *program;      /* path of the day0 binary for the child service */
     uint32_t stress_requests; /* per concurrency level; 0: 16 */
     const struct adapt_override *accept, *waive;

@@ -193,6 +193,8 @@ void html_badge(struct strbuf *b, const char *state)
         {"not checked", "open", "\xe2\x97\x8b"},
         {"not run", "open", "\xe2\x97\x8b"},
         {"self-consistent", "self", "\xe2\x89\x88"},
+        {"holds", "none", "\xe2\x9c\x93"},
+        {"violated", "bad", "\xe2\x9c\x95"},
         {"yes", "none", "\xe2\x9c\x93"},
         {"no", "bad", "\xe2\x9c\x95"},
         {"partial", "self", "\xe2\x97\x90"},

@@ -75,10 +75,10 @@ const struct finding *job_obstacle(const struct job *j)
     return NULL;
 }
 
-const struct finding *job_not_computed(const struct job *j)
+const struct finding *job_finding(const struct job *j, enum finding_id id)
 {
     for (size_t i = 0; i < j->f->n; i++)
-        if (j->f->items[i].id == FINDING_P005)
+        if (j->f->items[i].id == id)
             return &j->f->items[i];
     return NULL;
 }
@@ -113,6 +113,10 @@ static const char *last_component(struct arena *arena, const char *dir)
 static int open_machine(struct job *j, struct err *e)
 {
     int rc = host_open(&j->host, j->o->model_dir, e);
+    if (!rc && j->o->root)
+        rc = host_open_capture(&j->captured, j->o->root, e);
+    if (!rc)
+        rc = host_rules_open(&j->rules, j->o->rules, e);
     if (rc)
         return rc;
     j->memory = j->o->memory_bytes ? j->o->memory_bytes : j->host->memory_available;
@@ -215,6 +219,8 @@ void job_close(struct job *j)
     ckpt_close(j->ckpt);
     if (j->dev_open)
         dev_close(&j->dev);
+    host_rules_release(&j->rules);
+    host_close(j->captured);
     host_close(j->host);
     findings_release(&j->opening);
 }

@@ -29,6 +29,9 @@ struct job {
     const char *out_dir, *stage_dir;
     /* machine */
     struct host *host;
+    struct host *captured; /* of --root, or NULL: rules are judged on host */
+    struct host_rules rules;
+    bool rules_open; /* a rule that could fail the environment, and nobody knows whether it holds */
     struct dev dev;
     bool dev_open;
     char dev_why[256]; /* why it is not open */
@@ -73,9 +76,8 @@ void job_row(struct job *j, enum row_id row, enum row_state state, const char *f
 size_t job_errors(const struct job *j, enum row_id row);
 /* The first error finding that keeps weights from being used, or NULL. */
 const struct finding *job_obstacle(const struct job *j);
-/* The finding that this build does not compute the model (P005), or NULL: its weights can be read, and that
- * is all. */
-const struct finding *job_not_computed(const struct job *j);
+/* The first finding with this id so far, or NULL. */
+const struct finding *job_finding(const struct job *j, enum finding_id id);
 /* "not run: needs 1,560 GB, has 24 GB; smallest layout that fits: TP 8 x PP 2" */
 const char *job_too_large(struct job *j);
 

@@ -164,6 +164,49 @@ static void library_table(struct strbuf *b, const struct json *host)
     close_table(b);
 }
 
+/* "nvidia driver >= 580 with cuda runtime >= 13" */
+static void rule_wants(struct strbuf *b, const struct json *r)
+{
+    static const char *const keys[] = {"component", "needs", "package_needs", "when_component", "when"};
+    static const char *const before[] = {"", " ", " or package ", " with ", " "};
+    strbuf_puts(b, "<td>");
+    for (size_t i = 0; i < ARRAY_LEN(keys); i++) {
+        if (!*fact_text(r, keys[i]))
+            continue;
+        strbuf_puts(b, before[i]);
+        html_text(b, fact_text(r, keys[i]));
+    }
+    strbuf_puts(b, "</td>");
+}
+
+static void rule_table(struct strbuf *b, const struct json *facts)
+{
+    static const char *const heads[] = {"Rule", "Wants", "Found", "State", "Severity", "Why"};
+    size_t n = fact_count(facts, "rules");
+    if (!n)
+        return;
+    strbuf_puts(b, "<h3>Version rules</h3>\n");
+    if (*fact_text(facts, "machine")) {
+        strbuf_puts(b, "<p>Judged for the machine captured in ");
+        html_text(b, fact_text(facts, "machine"));
+        strbuf_puts(b, ".</p>\n");
+    }
+    open_table(b, heads, ARRAY_LEN(heads), 9);
+    for (size_t i = 0; i < n; i++) {
+        const struct json *r = json_at(fact(facts, "rules"), i);
+        const char *seen = fact_text(r, "seen"), *state = fact_text(r, "state");
+        strbuf_puts(b, "<tr>");
+        text_cell(b, "key", fact_text(r, "rule"));
+        rule_wants(b, r);
+        text_cell(b, "mono", *seen ? seen : strcmp(state, "not applicable") == 0 ? "not there" : "unknown");
+        badge_cell(b, state);
+        text_cell(b, "", fact_text(r, "severity"));
+        text_cell(b, "", fact_text(r, "reason"));
+        strbuf_puts(b, "</tr>\n");
+    }
+    close_table(b);
+}
+
 void section_environment(struct strbuf *b, const struct report *r)
 {
     const struct json *host = fact(r->facts[0], "host"), *device = fact(r->facts[0], "device");
@@ -185,6 +228,7 @@ void section_environment(struct strbuf *b, const struct report *r)
         html_pair(b, "Compiler", fact_text(host, "compiler"));
         strbuf_puts(b, "</dl>\n");
         library_table(b, host);
+        rule_table(b, r->facts[0]);
         if (*fact_text(host, "topology")) {
             strbuf_puts(b, "<details><summary>Topology</summary><pre>");
             html_text(b, fact_text(host, "topology"));

@@ -84,17 +84,23 @@ static int add_files(struct job *j, struct sha256 *s, struct err *e)
     return rc;
 }
 
-/* Name, and the content where the name is a file (plugins, references, architecture files). */
-static int add_path(struct sha256 *s, const char *what, const char *path, struct err *e)
+/* A file by name and content (references, architecture files, rules, captures). */
+static int add_file(struct sha256 *s, const char *what, const char *path, struct err *e)
 {
     char hex[SHA256_HEX_BYTES];
     int rc = add_text(s, what, path);
-    if (rc || !path || !strchr(path, '/'))
+    if (rc || !path)
         return rc;
     rc = sha256_file(path, hex, e);
     if (rc == ERR_MISSING) /* opening it will say so */
         return ERR_OK;
     return rc ? rc : add_text(s, "content", hex);
+}
+
+/* A device, communicator or program: a name, or a file where it holds a slash. */
+static int add_path(struct sha256 *s, const char *what, const char *path, struct err *e)
+{
+    return path && strchr(path, '/') ? add_file(s, what, path, e) : add_text(s, what, path);
 }
 
 static int add_host(struct job *j, struct sha256 *s)
@@ -107,9 +113,11 @@ static int add_host(struct job *j, struct sha256 *s)
     rc = rc ? rc : add_text(s, "limit", j->memory_source);
     rc = rc ? rc : add_number(s, "memory", h->memory_total);
     rc = rc ? rc : add_number(s, "threads", j->threads);
-    for (size_t i = 0; rc == ERR_OK && i < h->n_libraries; i++)
-        rc = add_text(s, h->libraries[i].name ? h->libraries[i].name : "library",
-                      h->libraries[i].found ? h->libraries[i].version : NULL);
+    for (size_t i = 0; rc == ERR_OK && i < h->n_libraries; i++) {
+        const struct host_library *l = &h->libraries[i];
+        rc = add_text(s, l->name ? l->name : "library", l->found ? l->version : NULL);
+        rc = rc ? rc : add_text(s, "package", l->found ? l->package : NULL);
+    }
     return rc;
 }
 
@@ -123,12 +131,14 @@ static int add_stage(struct job *j, unsigned stage, struct sha256 *s, struct err
         rc = rc ? rc : add_files(j, s, e);
         rc = rc ? rc : add_text(s, "arch", j->spec ? j->spec->arch_sha256 : "");
         rc = rc ? rc : add_text(s, "binary", j->sha_binary);
-        rc = rc ? rc : add_path(s, "arch path", o->arch_path, e);
+        rc = rc ? rc : add_file(s, "arch path", o->arch_path, e);
         rc = rc ? rc : add_path(s, "device", o->device, e);
         rc = rc ? rc : add_text(s, "isa", o->isa);
+        rc = rc ? rc : add_file(s, "rules", o->rules, e);
+        rc = rc ? rc : add_file(s, "root", o->root, e);
         return rc ? rc : add_host(j, s);
     case STAGE_MINIMAL:
-        rc = add_path(s, "reference", o->reference, e);
+        rc = add_file(s, "reference", o->reference, e);
         return rc ? rc : add_number(s, "fits", j->planned && j->plan.fits);
     case STAGE_LAYOUT:
         rc = add_number(s, "memory", o->memory_bytes);
@@ -208,15 +218,16 @@ static void write_findings(struct job *j, size_t first, struct json_writer *w)
 }
 
 /* Complete: the stage ran to its end, nothing it found can be otherwise on the same inputs. Partial stages
- * are stored only where that holds, which is stage 2 without a reference and stage 4 without a chat template.
- */
+ * are stored only where that holds: stage 1 with a rule that nobody can judge, stage 2 without a reference,
+ * stage 4 without a chat template. */
 static bool complete(const struct job *j, unsigned stage)
 {
     const struct stage *s = &j->out->stages[stage];
     if (j->f->dropped || (j->external && stage >= STAGE_LAYOUT))
         return false;
     if (s->state == STAGE_PARTIAL)
-        return (stage == STAGE_MINIMAL && j->out->rows[ROW_NUMERICS].state == ROW_SELF_CONSISTENT) ||
+        return (stage == STAGE_ENVIRONMENT && j->rules_open) ||
+               (stage == STAGE_MINIMAL && j->out->rows[ROW_NUMERICS].state == ROW_SELF_CONSISTENT) ||
                stage == STAGE_CHANNELS;
     return s->state == STAGE_PASSED;
 }

@@ -12,6 +12,7 @@
 static const struct {
     const char *key, *title;
 } names[ROW_N] = {
+    [ROW_ENVIRONMENT] = {"environment", "Environment"},
     [ROW_WEIGHTS] = {"weights", "Weight integrity"},
     [ROW_MEMORY] = {"memory", "Memory"},
     [ROW_COMM] = {"communication", "Communication"},
@@ -76,8 +77,9 @@ enum row_id row_of_finding(enum finding_id id)
     case 'S':
         return ROW_SERVICE;
     case 'N':
-    case 'P': /* an operator that the device lacks gives no numbers to agree with */
         return ROW_NUMERICS;
+    case 'P': /* the platform; an operator that it lacks gives no numbers: that row is then not checked */
+        return ROW_ENVIRONMENT;
     default: /* config and weights are one download */
         return ROW_WEIGHTS;
     }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The seven rows of the checklist: which findings belong to which row, what may be accepted or waived, and
+ * The eight rows of the checklist: which findings belong to which row, what may be accepted or waived, and
  * the verdict.
  */
 #ifndef ADAPT_ROWS_H

@@ -263,6 +263,19 @@ static void stop_at(struct job *j, const struct finding *f, const struct notes *
               finding_code(f->id));
 }
 
+static void without_operators(struct job *j, const struct minimal *m, const struct notes *notes)
+{
+    const struct finding *f = job_finding(j, FINDING_P001);
+    struct minimal none = {0};
+    set_rows(j, &none, notes, false, false);
+    if (job_errors(j, ROW_NUMERICS) == 0)
+        job_row(j, ROW_NUMERICS, ROW_NOT_CHECKED,
+                "not checked: %s %s comes first: %s; %zu of %zu pieces of the model ran", finding_code(f->id),
+                finding_name(f->id), f->subject, m->n_ran, m->n);
+    stage_say(j, STAGE_MINIMAL, STAGE_PARTIAL, "%zu of %zu pieces ran; %s comes first: %s", m->n_ran, m->n,
+              finding_code(f->id), f->subject);
+}
+
 static int run_all(struct job *j, struct json_writer *w, struct err *e)
 {
     struct minimal m;
@@ -272,12 +285,17 @@ static int run_all(struct job *j, struct json_writer *w, struct err *e)
     if (rc)
         return rc;
     const struct finding *obstacle = job_obstacle(j);
-    obstacle = obstacle ? obstacle : job_not_computed(j);
+    obstacle = obstacle ? obstacle : job_finding(j, FINDING_P005);
     if (obstacle) { /* everything that computes with such weights would only repeat it */
         stop_at(j, obstacle, &notes);
         return ERR_OK;
     }
     rc = run_minimal(j, w, &m, e);
+    if (!rc &&
+        job_finding(j, FINDING_P001)) { /* the whole model cannot run here, and a part of it is no proof */
+        without_operators(j, &m, &notes);
+        return ERR_OK;
+    }
     if (!rc && whole)
         rc = run_bits(j, w, &notes, e);
     if (!rc && whole)

@@ -14,7 +14,17 @@ struct adapt_arguments {
     struct adapt_override accept[MAX_OVERRIDES], waive[MAX_OVERRIDES];
 };
 
-enum { KEY_OUT = 0x2000, KEY_REFERENCE, KEY_COMM, KEY_CONTEXT, KEY_SERVICE, KEY_REQUESTS, KEY_FRESH };
+enum {
+    KEY_OUT = 0x2000,
+    KEY_REFERENCE,
+    KEY_COMM,
+    KEY_CONTEXT,
+    KEY_SERVICE,
+    KEY_REQUESTS,
+    KEY_FRESH,
+    KEY_RULES,
+    KEY_ROOT
+};
 
 static const struct argp_option options[] = {
     {"out", KEY_OUT, "DIR", 0, "where the report goes (default ./day0-report)", 1},
@@ -24,6 +34,9 @@ static const struct argp_option options[] = {
     {"context", KEY_CONTEXT, "N", 0, "tokens of one request (default: the model's limit, at most 4096)", 1},
     {"requests", KEY_REQUESTS, "N", 0, "load-test requests at each concurrency (default 16)", 1},
     {"comm", KEY_COMM, "NAME", 0, "communicator: self (default) or the path of a plugin", 1},
+    {"rules", KEY_RULES, "FILE", 0, "version rules to judge by (default: the built-in ones)", 1},
+    {"root", KEY_ROOT, "FILE", 0,
+     "with --service: judge the rules for its machine, captured in FILE (day0 env --capture)", 1},
     {"fresh", KEY_FRESH, NULL, 0, "run every stage again", 1},
     {0},
 };
@@ -52,6 +65,12 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         break;
     case KEY_COMM:
         a->adapt.comm = arg;
+        break;
+    case KEY_RULES:
+        a->adapt.rules = arg;
+        break;
+    case KEY_ROOT:
+        a->adapt.root = arg;
         break;
     case KEY_FRESH:
         a->adapt.fresh = true;

@@ -84,7 +84,7 @@ static int check_value(const struct d0_part *p, uint32_t i, struct d0_status *st
     return D0_OK;
 }
 
-/* Each attribute once and of its own type: rules and kernels must not see different ones. */
+/* Each attribute known, once and of its own type: rules and kernels must not see different ones. */
 static bool attributes_clear(const struct d0_node *n)
 {
     static const unsigned char is_float[D0_N_ATTRS] = {
@@ -96,7 +96,8 @@ static bool attributes_clear(const struct d0_node *n)
     };
     for (uint32_t i = 0; i < n->n_attrs; i++) {
         const struct d0_attr *a = &n->attrs[i];
-        if (find_attr(n, a->key) != a || (a->key < D0_N_ATTRS && (a->is_float != 0) != is_float[a->key]))
+        if (a->key == 0 || a->key >= D0_N_ATTRS || find_attr(n, a->key) != a ||
+            (a->is_float != 0) != is_float[a->key])
             return false;
     }
     return true;
@@ -110,7 +111,8 @@ static int check_node(const struct d0_part *p, uint32_t i, bool *written, struct
         return status_set(st, D0_E_INVALID, "node %u has %u inputs, %u outputs, %u attributes", i,
                           n->n_inputs, n->n_outputs, n->n_attrs);
     if (!attributes_clear(n))
-        return status_set(st, D0_E_INVALID, "node %u has an attribute twice or of the wrong type", i);
+        return status_set(st, D0_E_INVALID,
+                          "node %u has an attribute that is unknown, there twice or of the wrong type", i);
     for (uint32_t k = 0; k < n->n_inputs; k++) {
         uint32_t id = n->inputs[k];
         if (id == D0_NO_VALUE)
@@ -177,26 +179,6 @@ struct op_row {
     bool (*rule)(const struct rule *r);
 };
 
-/* Attributes as the table has them, each once: what a rule has read is then what the kernel reads. */
-static bool attributes_plain(const struct rule *r)
-{
-    static const bool is_float[D0_N_ATTRS] = {
-#define OP(...)
-#define ATTR(id, NAME, text, floating, ...) [id] = floating,
-#include "day0/ops.def"
-#undef OP
-#undef ATTR
-    };
-    for (uint32_t i = 0; i < r->n->n_attrs; i++) {
-        const struct d0_attr *a = &r->n->attrs[i];
-        if (!rule_need(r, a->key > 0 && a->key < D0_N_ATTRS && (a->is_float != 0) == is_float[a->key],
-                       "attribute %u is unknown or of the wrong kind", a->key) ||
-            !rule_need(r, find_attr(r->n, a->key) == a, "attribute %u is given twice", a->key))
-            return false;
-    }
-    return true;
-}
-
 bool part_node_check(const struct d0_part *p, uint32_t node, char *reason, size_t reason_bytes)
 {
     static const struct op_row rows[] = {
@@ -217,7 +199,7 @@ bool part_node_check(const struct d0_part *p, uint32_t node, char *reason, size_
                          r.n->n_inputs >= rows[i].min_inputs && r.n->n_inputs <= rows[i].max_inputs &&
                              r.n->n_outputs == rows[i].n_outputs,
                          "%u inputs and %u outputs", r.n->n_inputs, r.n->n_outputs) &&
-               attributes_plain(&r) && rows[i].rule(&r);
+               rows[i].rule(&r);
     }
     return rule_need(&r, false, "unknown operator %u", r.n->op);
 }

@@ -183,7 +183,11 @@ void host_rules_write_json(const struct host_rules *r, const struct host *h, str
         json_begin_object(w);
         json_put_string(w, "rule", r->items[i].id);
         json_put_string(w, "state", host_rule_state_name(s));
+        json_put_string(w, "component", r->items[i].component);
         json_put_string(w, "needs", r->items[i].needs);
+        json_put_string(w, "package_needs", r->items[i].package_needs);
+        json_put_string(w, "when_component", r->items[i].when_component);
+        json_put_string(w, "when", r->items[i].when);
         json_put_string(w, "seen", seen[0] ? seen : NULL);
         json_put_string(w, "severity", severity_name(r->items[i].severity));
         json_put_string(w, "reason", r->items[i].reason);

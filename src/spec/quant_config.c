@@ -235,20 +235,27 @@ static int read_ignored(struct quant_config *q, const struct json *c, struct are
     return ERR_OK;
 }
 
+/* Of this level: under the name that transformers writes, or the older one of compressed-tensors. */
+static const struct json *config_of(const struct json *c)
+{
+    const struct json *q = json_get(c, "quantization_config");
+    if (q == NULL || q->type != JSON_OBJECT || q->n == 0)
+        q = json_get(c, "compression_config");
+    return q && q->type == JSON_OBJECT && q->n ? q : NULL;
+}
+
 /* The configuration at the top, or in the nested one that has it. */
 static const struct json *find_config(const struct json *c)
 {
     static const char *const nested[] = {"text_config", "llm_config", "language_config", "thinker_config"};
-    const struct json *q = json_get(c, "quantization_config");
-    if (q == NULL || q->type != JSON_OBJECT)
-        q = json_get(c, "compression_config");
-    for (size_t i = 0; i < ARRAY_LEN(nested) && (q == NULL || q->type != JSON_OBJECT); i++) {
+    const struct json *q = config_of(c);
+    for (size_t i = 0; i < ARRAY_LEN(nested) && q == NULL; i++) {
         const struct json *inner = json_get(c, nested[i]);
-        q = json_get(inner, "quantization_config");
-        if (q == NULL && inner)
-            q = json_get(json_get(inner, "text_config"), "quantization_config");
+        q = config_of(inner);
+        if (q == NULL)
+            q = config_of(json_get(inner, "text_config"));
     }
-    return q && q->type == JSON_OBJECT && q->n ? q : NULL;
+    return q;
 }
 
 int quant_config_read(struct quant_config *q, const struct ckpt *c, struct arena *a, struct findings *f,

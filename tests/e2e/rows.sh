@@ -23,9 +23,51 @@ copy() { rm -rf "$scratch/copy"; cp -r "$model" "$scratch/copy"; }
 edit() { python3 "$here/spoil.py" "$@" || not_ok "spoil.py $1"; }
 
 adapt 0 "intact" "$model" --reference "$reference"
-for key in weights memory communication numerics text service; do row "intact" $key passed; done
+for key in environment weights memory communication numerics text service; do row "intact" $key passed; done
 row "intact" image "not applicable"
 
+
+# stage 1: the matrix of operators and the version rules
+plugin=$(find "$build/tests/plugins" -name 'liblacking_device.so' 2> /dev/null | head -1)
+if [ -n "$plugin" ]; then
+    adapt 1 "one operator is lacking" "$model" --reference "$reference" --device "$plugin"
+    row "one operator is lacking" environment failed
+    row "one operator is lacking" numerics "not checked"
+    row "one operator is lacking" weights passed
+    says "one operator is lacking: which" '"subject": "attention"' "$report/report.json"
+    [ "$(count '"supported": false' "$report/report.json")" = 1 ] && ok "one operator is lacking: no other" || not_ok "one operator is lacking: no other"
+    says "one operator is lacking: the page says no" 'class="badge bad"><i aria-hidden="true">.*</i>no</span>' "$report/index.html"
+else
+    skip "one operator is lacking" "the plugin was not built"
+fi
+# rules SEVERITY COMPONENT NEEDS [PACKAGE_NEEDS]
+rules() {
+    printf '{"format": "day0-compat", "version": 1, "rules": [{"id": "a-test", "component": "%s", "needs": "%s", %s' "$2" "$3" \
+        "${4:+\"package_needs\": \"$4\", }"
+    printf '"severity": "%s", "reason": "a test", "source": "none"}]}\n' "$1"
+}
+rules error kernel ">= 99" > "$scratch/rules.json"
+adapt 1 "a violated rule" "$model" --reference "$reference" --rules "$scratch/rules.json"
+row "a violated rule" environment failed
+row "a violated rule" numerics passed
+says "a violated rule: P002 in the report" '"id": "P002"' "$report/report.json"
+says "a violated rule: it is judged" '"state": "violated"' "$report/report.json"
+says "a violated rule: what was found" '"seen": "kernel Linux' "$report/report.json"
+says "a violated rule: the page shows it" 'a-test</td><td>kernel &gt;= 99</td>.*</i>violated</span>' "$report/index.html"
+adapt 0 "a violated rule, waived" "$model" --reference "$reference" --rules "$scratch/rules.json" --waive P002=known
+row "a violated rule, waived" environment failed
+rules warning kernel ">= 99" > "$scratch/rules.json"
+adapt 0 "a violated rule that only warns" "$model" --reference "$reference" --rules "$scratch/rules.json"
+row "a violated rule that only warns" environment passed
+says "a violated rule that only warns: the row names it" '"evidence": ".*; violated: warning a-test \(kernel ' "$report/report.json"
+says "a violated rule that only warns: P002 in the report" '"id": "P002"' "$report/report.json"
+rules error kernel ">= 1" > "$scratch/rules.json"
+adapt 0 "a rule that holds" "$model" --reference "$reference" --rules "$scratch/rules.json"
+row "a rule that holds" environment passed
+run 1 "rules that are none" "$day0" adapt "$model" --out "$scratch/none" --rules "$model/config.json"
+run 2 "a capture without --service" "$day0" adapt "$model" --out "$scratch/none" --root "$root/tests/captures/good.json"
+
+# stage 1 and 2: the weights
 copy; truncate -s -1 "$scratch/copy/model.safetensors"
 adapt 1 "one byte short" "$scratch/copy" --reference "$reference"
 row "one byte short" weights failed
@@ -35,6 +77,15 @@ adapt 1 "shard deleted" "$scratch/copy"
 row "shard deleted" weights failed
 row "shard deleted" numerics "not checked"
 row "shard deleted" service "not checked"
+copy
+(cd "$scratch/copy" && sha256sum model.safetensors > SHA256SUMS)
+adapt 0 "a shard and its hash" "$scratch/copy" --reference "$reference"
+row "a shard and its hash" weights passed
+edit weight "$scratch/copy"
+adapt 1 "a shard that was altered" "$scratch/copy" --reference "$reference"
+row "a shard that was altered" weights failed
+says "a shard that was altered: W018 in the report" '"id": "W018"' "$report/report.json"
+row "a shard that was altered" environment passed
 copy; edit nan "$scratch/copy"
 adapt 1 "a NaN in the weights" "$scratch/copy"
 row "a NaN in the weights" weights failed
@@ -128,6 +179,16 @@ serve "$model"
 adapt 4 "a good server elsewhere" "$model" --reference "$reference" --service "$url"
 row "a good server elsewhere" service passed
 row "a good server elsewhere" text passed
+# the server's machine, captured: its rules count, and what nobody knows does not pass
+captured() {
+    adapt "$1" "$2" "$model" --reference "$reference" --service "$url" --root "$root/tests/captures/$3.json"
+    row "$2" environment "$4"
+    says "$2: the report names the capture" "\"machine\": \".*$3.json\"" "$report/report.json"
+}
+captured 4 "a good server's machine" good passed
+captured 1 "a server with an old driver" old-driver failed
+captured 4 "a server of unknown versions" unknown-versions "not checked"
+says "a server of unknown versions: which rule" 'not known: .*cuda13-driver \(nvidia driver of unknown version\)' "$report/report.json"
 
 # resume: the same again is taken over; a changed weight, another option and --fresh are not
 copy

@@ -2,7 +2,8 @@
  *
  * A device that opens, has memory that works, and then fails: no operator is supported and nothing compiles
  * or runs. Argument "open" lets open fail, "slow" lets every wait for the queue miss its deadline, "memory"
- * refuses every buffer, "silent" fails without a message.
+ * refuses every buffer, "silent" fails without a message. Built with LACKS=NAME it says that it runs every
+ * operator but that one.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -154,6 +155,13 @@ static int bad_copy_out(struct d0_queue *q, const struct d0_buffer *b, uint64_t 
 static int bad_supports(struct d0_device *d, const struct d0_part *part, uint32_t node, char *reason,
                         size_t reason_bytes)
 {
+#ifdef LACKS
+    (void)d;
+    if (part->nodes[node].op != LACKS)
+        return 1;
+    snprintf(reason, reason_bytes, "this device has no such operator");
+    return 0;
+#endif
     (void)d, (void)part, (void)node;
     snprintf(reason, reason_bytes, "this device runs nothing");
     return 0;

@@ -52,6 +52,15 @@ static inline const char *fixture_stage1(void)
            "\"layers\":16,\"hidden\":2048,\"heads\":32,\"kv_heads\":8,\"vocab\":128256,\"context_limit\":"
            "131072,"
            "\"kv_bytes_per_token\":32768,\"kv_dtype\":\"BF16\",\"tensors\":146,\"shards\":1},"
+           "\"machine\":null,\"rules\":[{\"rule\":\"libevent-security\",\"state\":\"holds\",\"component\":"
+           "\"libevent\",\"needs\":\">= 2.1.13\",\"package_needs\":\">= 2.1.12-stable-8+deb12u1\",\"seen\":"
+           "\"libevent 2.1.13\",\"severity\":\"warning\",\"reason\":\"mended in 2.1.13\"},"
+           "{\"rule\":\"cuda13-driver\",\"state\":\"violated\",\"component\":\"nvidia "
+           "driver\",\"needs\":\">= "
+           "580\",\"when_component\":\"cuda runtime\",\"when\":\">= 13\",\"seen\":\"nvidia driver "
+           "570.1\",\"severity\":\"error\",\"reason\":\"does not start\"},"
+           "{\"rule\":\"old-kernel\",\"state\":\"unknown\",\"component\":\"kernel\",\"needs\":\">= "
+           "9\",\"seen\":null,\"severity\":\"warning\",\"reason\":\"a test\"}],"
            "\"operators\":[{\"op\":\"embed\",\"types\":\"w "
            "BF16\",\"count\":1,\"supported\":true,\"reason\":\"\"},"
            "{\"op\":\"rmsnorm\",\"types\":\"x F32, w BF16\",\"count\":33,\"supported\":true,\"reason\":\"\"},"
@@ -188,6 +197,7 @@ static inline void fixture_open(struct fixture *x, bool with_reference)
     for (size_t i = 0; i < 5; i++)
         x->result.stages[i] = (struct stage){titles[i], STAGE_PASSED, seconds[i], i == 0, said[i]};
     static const char *const evidence[] = {
+        "all 6 operators of the model run here; 1 of 3 version rules hold",
         "146 tensors in 1 shard, every name, shape and byte range as described; 2.47 GB scanned, all finite",
         "peak 3.12 GB measured, 3.26 GB predicted, 25.8 GB available",
         "self: 1 rank, every collective exact on 65,536 bytes",

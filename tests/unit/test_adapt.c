@@ -81,6 +81,8 @@ static void test_options(void **state)
                  {{.model_dir = p.model}, ERR_USAGE},
                  {{.model_dir = p.model, .program = "x", .reference = "/nowhere.safetensors"}, ERR_MISSING},
                  {{.model_dir = p.model, .service_url = "ftp://x"}, ERR_USAGE},
+                 {{.model_dir = p.model, .program = "x", .root = "x.json"}, ERR_USAGE},
+                 {{.model_dir = p.model, .program = "x", .rules = "/nowhere.json"}, ERR_MISSING},
                  {{.model_dir = p.model, .program = "x", .accept = &weather, .n_accept = 1}, ERR_USAGE},
                  {{.model_dir = p.model, .program = "x", .waive = &weather, .n_waive = 1}, ERR_USAGE}};
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
@@ -236,6 +238,15 @@ static void test_keys(void **state)
     s.o.isa = "ref";
     assert_int_equal(first_changed(&s, keys), STAGE_ENVIRONMENT);
     s.o.isa = NULL;
+    put(s.place.dir, "rules", "a");
+    char rules[100];
+    snprintf(rules, sizeof(rules), "%s/rules", s.place.dir);
+    s.o.rules = rules;
+    assert_int_equal(first_changed(&s, keys), STAGE_ENVIRONMENT);
+    assert_int_equal(resume_keys(&s.j, with, &s.e), ERR_OK);
+    put(s.place.dir, "rules", "b");
+    assert_int_equal(first_changed(&s, with), STAGE_ENVIRONMENT);
+    s.o.rules = NULL;
     put(s.place.model, "model.safetensors", "87654321"); /* same size */
     assert_int_equal(first_changed(&s, keys), STAGE_ENVIRONMENT);
     stored_close(&s);
@@ -279,6 +290,9 @@ static void test_store_and_load(void **state)
         store(&s, 0, not_these[i], "k1");
         assert_false(resume_load(&s.j, 0, "k1"));
     }
+    s.j.rules_open = true; /* nobody can judge a rule: the next run could not either */
+    store(&s, 0, STAGE_PARTIAL, "k1");
+    assert_true(resume_load(&s.j, 0, "k1"));
     s.j.external = true;
     store(&s, STAGE_LAYOUT, STAGE_PASSED, "k1");
     assert_false(resume_load(&s.j, STAGE_LAYOUT, "k1"));

@@ -136,33 +136,38 @@ static void test_cpu_against_ref(void **state)
     free(x);
 }
 
-/* What the rule of an operator has seen is what its kernel gets: the first attribute of its key, of its type.
- */
+/* An attribute is known, there once and of its own type, or the part is refused: what a rule has seen is what
+ * its kernel gets. */
 static void test_cpu_attributes(void **state)
 {
     (void)state;
     enum { WIDE = 8, FROM = 16 };
-    static const struct d0_attr attrs[] = {
-        {.key = D0_ATTR_DIM, .v.i = WIDE},
-        {.key = D0_ATTR_OFFSET, .v.i = FROM},
-        {.key = D0_ATTR_GROUPS, .is_float = 1, .v.f = 1e300},
-        {.key = D0_ATTR_DIM, .v.i = N},
-        {.key = D0_ATTR_OFFSET, .v.i = N},
-        {.key = D0_N_ATTRS + 7, .v.i = 1},
-    };
+    static const struct d0_attr good[] = {{.key = D0_ATTR_DIM, .v.i = WIDE},
+                                          {.key = D0_ATTR_OFFSET, .v.i = FROM}},
+                                bad[] = {{.key = D0_ATTR_GROUPS, .is_float = 1, .v.f = 1e300},
+                                         {.key = D0_ATTR_DIM, .v.i = N},
+                                         {.key = D0_N_ATTRS + 7, .v.i = 1},
+                                         {.key = 0, .v.i = 1}};
     struct small s;
+    char reason[256];
     float whole[MAX_T * N], piece[MAX_T * WIDE];
     struct dev d = open_dev("cpu", "ref", 0, NULL);
     run_small(&d, whole, MAX_T); /* y + y */
     small_part(&s);
     s.nodes[1].op = D0_OP_SLICE;
     s.nodes[1].n_inputs = 1;
-    s.nodes[1].n_attrs = ARRAY_LEN(attrs);
-    memcpy(s.nodes[1].attrs, attrs, sizeof attrs);
+    s.nodes[1].n_attrs = ARRAY_LEN(good);
+    memcpy(s.nodes[1].attrs, good, sizeof good);
     s.values[4].dims[1] = WIDE;
     run_part(&d, &s, piece, MAX_T, WIDE);
     for (int i = 0; i < MAX_T * WIDE; i++)
         assert_true(2 * piece[i] == whole[i / WIDE * N + FROM + i % WIDE]);
+    assert_true(dev_supports(&d, &s.part, 1, reason, sizeof reason));
+    s.nodes[1].n_attrs++;
+    for (size_t i = 0; i < ARRAY_LEN(bad); i++) {
+        s.nodes[1].attrs[ARRAY_LEN(good)] = bad[i];
+        assert_false(dev_supports(&d, &s.part, 1, reason, sizeof reason));
+    }
     dev_close(&d);
 }
 

@@ -402,6 +402,59 @@ static void test_disagreements(void **state)
     close_model(&m);
 }
 
+/* Everywhere that releases keep it, with null in the places before: the same inventory, and no word against
+ * it. */
+static void test_places(void **state)
+{
+    (void)state;
+#define IT "{\"quant_method\": \"fp8\", \"weight_block_size\": [128, 128]}"
+#define BY "\"quantization_config\": "
+    static const struct {
+        const char *config, *beside;
+    } cases[] = {
+        {", " BY IT, NULL},
+        {", \"compression_config\": " IT, NULL},
+        {", " BY "null, \"compression_config\": " IT, NULL},
+        {", " BY "{}, \"compression_config\": " IT, NULL},
+        {", \"text_config\": {" BY IT "}", NULL},
+        {", " BY "null, \"text_config\": {" BY IT "}", NULL},
+        {", \"text_config\": {\"compression_config\": " IT "}", NULL},
+        {", \"text_config\": null, \"llm_config\": {" BY IT "}", NULL},
+        {", \"language_config\": {" BY IT "}", NULL},
+        {", \"thinker_config\": {" BY IT "}", NULL},
+        {", \"thinker_config\": {\"text_config\": {" BY IT "}}", NULL},
+        {", \"thinker_config\": {" BY "null, \"text_config\": {" BY IT "}}", NULL},
+        {", " BY IT, "{\"quantization\": {\"quant_algo\": \"NVFP4\"}}"}, /* config.json comes first */
+        {", " BY "null", "{\"quantization\": " IT "}"},
+        {"", "{\"quantization\": " IT "}"},
+    };
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        struct model m, bare;
+        size_t n[2] = {0};
+        open_model(&m, cases[i].config, cases[i].beside, "fp8", "fp8");
+        open_model(&bare, cases[i].config, cases[i].beside, NULL, NULL);
+        for (enum finding_id id = FINDING_Q001; id <= FINDING_Q004; id++)
+            if (count_findings(&m, id))
+                fail_msg("%s: %s", cases[i].config, finding_code(id));
+        assert_int_equal(spec_physical(m.s, m.c, count_there, n), 0);
+        assert_int_equal(n[0], n[1]);
+        if (strcmp(spec_scheme_name(weight_named(&bare, "q_proj")->form.scheme), "fp8_block") != 0 ||
+            bare.s->tensor_bytes != m.c->total_bytes)
+            fail_msg("%s %s: %s from config.json alone", cases[i].config,
+                     cases[i].beside ? cases[i].beside : "",
+                     spec_scheme_name(weight_named(&bare, "q_proj")->form.scheme));
+        close_model(&bare);
+        close_model(&m);
+    }
+    struct model m; /* in no place that counts */
+    open_model(&m, ", " BY "[], \"text_config\": [{" BY IT "}], \"vision_config\": {" BY IT "}", "7", NULL,
+               NULL);
+    assert_string_equal(spec_scheme_name(weight_named(&m, "q_proj")->form.scheme), "none");
+    close_model(&m);
+#undef IT
+#undef BY
+}
+
 /* The value in the graph: the type of the codes, the logical shape, the scheme, and the true bytes. */
 static void test_graph_values(void **state)
 {
@@ -427,6 +480,7 @@ int main(void)
         cmocka_unit_test(test_matches),       cmocka_unit_test(test_bounded),
         cmocka_unit_test(test_parts),         cmocka_unit_test(test_schemes),
         cmocka_unit_test(test_disagreements), cmocka_unit_test(test_graph_values),
+        cmocka_unit_test(test_places),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

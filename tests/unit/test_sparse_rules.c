@@ -50,10 +50,10 @@ struct subject {
     {                                                                                                        \
         .key = D0_ATTR_##k, .is_float = 1, .v.f = (x)                                                        \
     }
-#define PLACES(free)                                                                                         \
+#define PLACES                                                                                               \
     {IN, D0_I32, {T}, 0}, {IN, D0_I32, {T}, 0},                                                              \
     {                                                                                                        \
-        IN, D0_I32, {B, P}, free                                                                             \
+        IN, D0_I32, {B, P}, 0                                                                                \
     }
 /* page counts and sizes are free, heads and width are not */
 #define KEYS(rows, dim)                                                                                      \
@@ -67,18 +67,18 @@ struct subject {
 
 static const struct subject subjects[] = {
     {D0_OP_INDEX_TOPK,
-     {ROWS(32), KEYS(4, 16), PLACES(3), ROWS(2)},
+     {ROWS(32), KEYS(4, 16), PLACES, ROWS(2)},
      {{0, D0_I32, {T, 3}, 0}},
      {I(HEADS, 2), I(DIM, 16), I(TOPK, 3), F(SCALE, 0.25)},
      {I(HEADS, 0), I(HEADS, 4), I(DIM, -16), I(TOPK, 2), I(TOPK, 0), I(GROUPS, 2), I(BLOCK, 2),
       I(RATIO, -1)}},
     {D0_OP_INDEX_TOPK,
-     {ROWS(32), KEYS(4, 16), PLACES(3)},
+     {ROWS(32), KEYS(4, 16), PLACES},
      {{0, D0_I32, {T, 4}, 0}},
      {I(HEADS, 2), I(DIM, 16), I(TOPK, 2), I(BLOCK, 2), I(GROUPS, 2)},
      {I(GROUPS, 3), I(GROUPS, 1), I(GROUPS, -2), I(BLOCK, 0), I(BLOCK, -2), I(RATIO, 2)}},
     {D0_OP_POOL_ATTENTION,
-     {ROWS(32), KEYS(4, 16), KEYS(2, 16), {WEIGHT, D0_F32, {2}, 0}, PLACES(3), {IN, D0_I32, {T, 3}, 2}},
+     {ROWS(32), KEYS(4, 16), KEYS(2, 16), {WEIGHT, D0_F32, {2}, 0}, PLACES, {IN, D0_I32, {T, 3}, 2}},
      {ROWS(32)},
      {I(HEADS, 2), I(DIM, 16), I(WINDOW, 3), I(RATIO, 2), F(SCALE, 0.25)},
      {I(HEADS, 4), I(HEADS, 0), I(DIM, 8), I(WINDOW, -1), I(RATIO, 0), I(RATIO, -2)}},
@@ -90,7 +90,7 @@ static const struct subject subjects[] = {
       {WEIGHT, D0_F32, {4}, 0},
       KEYS(2, 16),
       {STATE, D0_F32, {3, 8, 32}, 1},
-      PLACES(2),
+      PLACES,
       {IN, D0_I32, {B}, 0}},
      {{0}},
      {I(RATIO, 2), I(DIM, 16), F(EPS, 1e-6), I(OVERLAP, 1), I(ROPE, 8)},
