@@ -75,7 +75,7 @@ class Recorder:
     """Values by name: outputs and inputs of modules, and what the library's functions for rotation give."""
 
     def __init__(self, model, renames, tokens):
-        self.values, self.scope, self.tokens, self.undo = {}, [], tokens, []
+        self.values, self.scope, self.tokens, self.undo, self.calls = {}, [], tokens, [], {}
         self.renames = renames
         for name, module in model.named_modules():
             if not name:
@@ -147,7 +147,13 @@ class Recorder:
 
         def wrapped(*args, **kwargs):
             out = plain(*args, **kwargs)
-            for what, x in zip(("q", "k"), out if isinstance(out, tuple) else (out,)):
+            at = self.scope[-1]
+            if isinstance(out, tuple):
+                named = zip(("q_rope", "k_rope"), out)
+            else:  # one value a call: queries, keys that are values as well, and the output turned back
+                self.calls[at] = self.calls.get(at, 0) + 1
+                named = ((("q_rope", "kv_rope", "o_rope", "more_rope")[min(self.calls[at], 4) - 1], out),)
+            for what, x in named:
                 # [1, heads, T, dim]
                 if x.dim() == 4 and x.shape[2] == self.tokens:
                     x = x[0].transpose(0, 1)
@@ -157,7 +163,7 @@ class Recorder:
                     continue
                 if f.endswith("interleave"):  # the library leaves the pairs apart: even ones first
                     x = torch.stack((x[..., : x.shape[-1] // 2], x[..., x.shape[-1] // 2:]), -1).flatten(-2)
-                self.values["%s.%s_rope" % (self.scope[-1], what)] = x.reshape(self.tokens, -1).float().contiguous().clone()
+                self.values["%s.%s" % (at, what)] = x.reshape(self.tokens, -1).float().contiguous().clone()
             return out
         setattr(code, f, wrapped)
         self.undo.append(lambda: setattr(code, f, plain))
@@ -205,7 +211,14 @@ def adapt(directory, tiny):
     """What the library must be told otherwise than config.json says ("library": merged at its top)."""
     path = os.path.join(directory, "config.json")
     config = json.load(open(path))
-    config.update(tiny.get("library", {}))
+
+    def merge(into, more):
+        for k, v in more.items():
+            if isinstance(v, dict) and isinstance(into.get(k), dict):
+                merge(into[k], v)
+            else:
+                into[k] = v
+    merge(config, tiny.get("library", {}))
     json.dump(config, open(path, "w"))
 
 
