@@ -18,7 +18,7 @@ adapt: all ## run the main job on the model that ships in demo/
 test: ## everything a change must pass; ends with one line of counts
 	@tools/setup.sh test
 	@$(MAKE) --no-print-directory setup
-	@tools/run_tests.sh $(BUILD) unit kcheck fuzz e2e
+	@tools/run_tests.sh $(BUILD) unit kcheck parity fuzz e2e
 
 lint: ## layers, lengths, headers, format, banned calls, mutable globals
 	@tools/setup.sh lint
@@ -47,9 +47,10 @@ demo: ## train the demo model anew (PyTorch from PyPI, in a virtual environment 
 	@tools/venv.sh torch
 	@$$(tools/venv.sh --print)/bin/python tools/train_demo.py demo
 
-references: ## record the demo's reference with transformers
+references: all ## record the references of the demo and of the tiny models (tests/parity) with transformers
 	@tools/venv.sh torch
 	@$$(tools/venv.sh --print)/bin/python tools/record_reference.py demo/model -o demo/reference.safetensors
+	@$$(tools/venv.sh --print)/bin/python tools/reference.py --build $(BUILD)
 
 clean: ## remove build directories
 	@rm -rf build build-asan build-tsan build-fuzz

@@ -388,7 +388,7 @@ function layers(a)
     x = check(scope(name, function() return a.each(x, i) end), "the result of a layer")
     if x.item and x.item.layer == i then
       names[x.item.name] = nil
-      x.item.name, x.item.probe = unique(name), true
+      x.item.name, x.item.probe = unique(path(name)), true
     end
   end
   layer = outside

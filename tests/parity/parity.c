@@ -1,0 +1,474 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Owns: parity of whole models with transformers. For each tiny model of tests/parity/tiny: makes its
+ * checkpoint, opens it as any other, runs it on the reference kernels and on the fastest ones (in one step,
+ * in chunks, token by token), and holds logits and probes against what transformers computed from the same
+ * files (tests/parity/golden, recorded by tools/reference.py). Then turns single features off by config.json:
+ * the logits must move, or the model would not notice that a feature is ignored. What no kernel computes yet
+ * is skipped and counted.
+ *
+ *   parity [--only FAMILY] [--all]     test; --all prints every probe
+ *   parity --write FAMILY DIR [--switch NAME] | --probes FAMILY | --list
+ */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/file.h"
+#include "base/hash.h"
+#include "tiny.h"
+#include "verify/runner.h"
+
+#define LIMIT       1e-4 /* relative L2 of a row of logits or of a probe, free running */
+#define CHUNK       7
+#define DECODE_FROM 8 /* so many last tokens one by one */
+#define THREADS     2
+
+#define TREE TEST_SOURCE_ROOT "/tests/parity"
+
+struct tap {
+    unsigned n, failed;
+    bool all;
+};
+
+static void result(struct tap *tap, bool ok, const char *name, const char *detail)
+{
+    tap->failed += !ok;
+    printf("%sok %u - %s: %s\n", ok ? "" : "not ", ++tap->n, name, detail);
+    fflush(stdout);
+}
+
+static void skip(struct tap *tap, const char *name, const char *why)
+{
+    printf("ok %u - %s # SKIP %s\n", ++tap->n, name, why);
+    fflush(stdout);
+}
+
+/* ---- one model on one device ---- */
+
+struct family {
+    struct tap *tap;
+    struct d0 d0;
+    struct tiny t;
+    char dir[64], other[64]; /* the checkpoint; the same weights under a changed config.json */
+    struct tiny_model m;
+    struct reference *reference, *brief; /* with probes; a short prompt, logits only */
+};
+
+struct worst {
+    double logits, probe;
+    char where[128];
+    size_t probes;
+};
+
+static double row_error(const float *got, const float *want, size_t n)
+{
+    double diff = 0, norm = 0;
+    for (size_t j = 0; j < n; j++) {
+        if (!isfinite(got[j]))
+            return INFINITY;
+        diff += ((double)got[j] - want[j]) * ((double)got[j] - want[j]);
+        norm += (double)want[j] * want[j];
+    }
+    return norm > 0 ? sqrt(diff / norm) : sqrt(diff);
+}
+
+static const struct reference_probe *probe_of(const struct reference *r, const char *name)
+{
+    for (size_t i = 0; i < r->n_probes; i++)
+        if (strcmp(r->probes[i].name, name) == 0)
+            return &r->probes[i];
+    return NULL;
+}
+
+static int compare_probes(const struct family *f, struct runner *run, const struct reference *r, size_t at,
+                          struct worst *w, struct err *e)
+{
+    size_t cap = runner_probe_floats(f->m.s->graph, (uint32_t)r->n_ids);
+    float *x = malloc((cap ? cap : 1) * sizeof *x);
+    int rc = x ? ERR_OK : err_set(e, ERR_NOMEM, "no memory for probes");
+    size_t found = 0;
+    for (size_t i = 0; rc == 0 && i < engine_probes(run->x); i++) {
+        const char *name = engine_probe_name(run->x, i);
+        const struct reference_probe *p = probe_of(r, name);
+        size_t rows, width;
+        if (!p)
+            continue;
+        rc = engine_probe_read(run->x, i, x, cap, &rows, &width, e);
+        if (rc == 0 && (width != p->width || at + rows > p->rows))
+            rc = err_set(e, ERR_MISMATCH, "%s is %zu wide, recorded %zu", name, width, p->width);
+        double worst = 0;
+        for (size_t k = 0; rc == 0 && k < rows; k++)
+            worst = fmax(worst, row_error(x + k * width, p->data + (at + k) * width, width));
+        if (f->tap->all && rc == 0)
+            printf("#   %-60s %.2e\n", name, worst);
+        /* the first one beyond the limit is where the error came in */
+        if (worst > w->probe && !(w->probe > LIMIT)) {
+            w->probe = worst;
+            snprintf(w->where, sizeof w->where, "%.120s", name);
+        }
+        found++;
+    }
+    if (rc == 0 && found != r->n_probes)
+        rc = err_set(e, ERR_MISMATCH, "%zu of %zu recorded probes are in the graph", found, r->n_probes);
+    w->probes = found;
+    free(x);
+    return rc;
+}
+
+/* The prompt from position 0: steps of `chunk` tokens, the last `single` ones one by one. */
+static int run_prompt(const struct family *f, struct runner *run, const struct reference *r, size_t chunk,
+                      size_t single, struct worst *w, struct err *e)
+{
+    int rc = ERR_OK;
+    for (size_t at = 0, n; rc == 0 && at < r->n_ids; at += n) {
+        struct step_result *res;
+        size_t many = r->n_ids - single;
+        n = at >= many ? 1 : many - at < chunk ? many - at : chunk;
+        struct runner_run one = {
+            .tokens = r->ids + at, .n = (uint32_t)n, .position = (uint32_t)at, .flags = STEP_ALL_LOGITS};
+        rc = runner_step(run, &one, 1, &res, e);
+        for (size_t i = 0; rc == 0 && i < n; i++)
+            w->logits = fmax(w->logits, row_error(step_result_logits(res) + i * r->vocab,
+                                                  r->logits + (at + i) * r->vocab, r->vocab));
+        if (rc == 0 && r->n_probes)
+            rc = compare_probes(f, run, r, at, w, e);
+    }
+    return rc;
+}
+
+static int open_runner(const struct family *f, const struct tiny_model *m, struct dev *d, bool probes,
+                       struct runner *run, struct err *e)
+{
+    uint32_t n = (uint32_t)f->reference->n_ids;
+    struct runner_size size = {.tokens = n, .seqs = 1, .rows = n, .context = n, .probes = probes};
+    return runner_open_model(run, d, m->s, m->c, &size, NULL, e);
+}
+
+static void run_case(struct family *f, struct dev *d, const char *isa, const char *how, size_t chunk,
+                     size_t single)
+{
+    struct runner run = {.x = NULL};
+    struct worst w = {.logits = 0}, brief = {.logits = 0};
+    struct err e;
+    char name[96], detail[1400];
+    err_clear(&e);
+    snprintf(name, sizeof name, "%s %s %s", f->t.family, isa, how);
+    int rc = open_runner(f, &f->m, d, true, &run, &e);
+    if (rc == 0)
+        rc = run_prompt(f, &run, f->reference, chunk, single, &w, &e);
+    /* a second request in the slots and pages of the first: what it left must not be seen */
+    if (rc == 0)
+        rc = run_prompt(f, &run, f->brief, chunk, f->brief->n_ids < single ? 0 : single, &brief, &e);
+    runner_close(&run);
+    if (rc)
+        snprintf(detail, sizeof detail, "%s", e.message);
+    else
+        snprintf(detail, sizeof detail,
+                 "logits %.1e, short prompt %.1e, %zu probes, worst %.1e %s (limit %.0e)", w.logits,
+                 brief.logits, w.probes, w.probe, w.where, LIMIT);
+    result(f->tap, rc == 0 && w.logits <= LIMIT && brief.logits <= LIMIT && w.probe <= LIMIT, name, detail);
+}
+
+/* Whether the device computes all of it; if not, why. */
+static bool computed(struct dev *d, const struct graph *g, char *why, size_t bytes)
+{
+    struct arena arena;
+    struct findings f;
+    struct verify_op_row *rows;
+    struct err e;
+    size_t n = 0;
+    bool all = true;
+    arena_init(&arena, NULL, MEM_MISC);
+    findings_init(&f, NULL);
+    why[0] = 0;
+    if (verify_matrix(d, g, &arena, &rows, &n, &f, &e))
+        snprintf(why, bytes, "%.200s", e.message), all = false;
+    for (size_t i = 0; i < n; i++)
+        if (!rows[i].supported) {
+            size_t at = strlen(why);
+            if (at + 8 < bytes)
+                snprintf(why + at, bytes - at, "%s%s: %.80s", all ? "not computed: " : "; ", rows[i].op,
+                         rows[i].reason);
+            all = false;
+        }
+    findings_release(&f);
+    arena_release(&arena);
+    return all;
+}
+
+/* ---- features turned off ---- */
+
+/* Largest relative L2 of a row of logits against the recorded ones. */
+static int distance(const struct family *f, struct dev *d, double *out, char *why, size_t bytes,
+                    struct err *e)
+{
+    struct tiny_model m;
+    struct runner run = {.x = NULL};
+    struct worst w = {.logits = 0};
+    struct reference logits_only = *f->reference;
+    logits_only.n_probes = 0;
+    why[0] = 0;
+    int rc = tiny_model_open(&m, f->other, NULL, e);
+    if (rc == 0 && !computed(d, m.s->graph, why, bytes)) {
+        tiny_model_close(&m);
+        return ERR_OK;
+    }
+    if (rc == 0)
+        rc = open_runner(f, &m, d, false, &run, e);
+    if (rc == 0)
+        rc = run_prompt(f, &run, &logits_only, f->reference->n_ids, 0, &w, e);
+    runner_close(&run);
+    tiny_model_close(&m);
+    *out = w.logits;
+    return rc;
+}
+
+static int share_weights(const struct family *f)
+{
+    char from[96], to[96];
+    snprintf(from, sizeof from, "%s/model.safetensors", f->dir);
+    snprintf(to, sizeof to, "%s/model.safetensors", f->other);
+    return link(from, to);
+}
+
+static void test_switches(struct family *f, struct dev *d)
+{
+    const struct json *list = json_get(f->t.root, "switches");
+    if (list && list->n && share_weights(f) != 0) {
+        result(f->tap, false, f->t.family, "cannot link its weights");
+        return;
+    }
+    for (size_t i = 0; list && i < list->n; i++) {
+        const struct json *s = json_at(list, i);
+        double least = 1e-2, moved = 0;
+        char name[128], detail[1400];
+        struct err e;
+        err_clear(&e);
+        json_f64(json_get(s, "least"), &least);
+        snprintf(name, sizeof name, "%s without: %s", f->t.family, json_string(json_get(s, "name")));
+        int rc = tiny_write_config(&f->t, f->other, json_get(s, "config"), &e);
+        if (rc == 0)
+            rc = distance(f, d, &moved, detail, sizeof detail, &e);
+        if (rc == 0 && detail[0]) {
+            skip(f->tap, name, detail);
+            continue;
+        }
+        if (rc)
+            snprintf(detail, sizeof detail, "%s", e.message);
+        else
+            snprintf(detail, sizeof detail, "logits move by %.1e (at least %.0e)", moved, least);
+        result(f->tap, rc == 0 && moved >= least && isfinite(moved), name, detail);
+    }
+}
+
+/* ---- one family ---- */
+
+/* The recording must be of these very weights. */
+static int check_recording(struct family *f, struct err *e)
+{
+    char path[512], hex[SHA256_HEX_BYTES], recorded[SHA256_HEX_BYTES] = "";
+    char *text;
+    size_t n;
+    snprintf(path, sizeof path, "%s/model.safetensors", f->dir);
+    int rc = sha256_file(path, hex, e);
+    snprintf(path, sizeof path, TREE "/golden/%s.safetensors", f->t.family);
+    if (rc == 0)
+        rc = file_read(path, 16 << 20, &f->t.arena, &text, &n, e);
+    if (rc)
+        return rc;
+    static const char key[] = "\"model_sha256\":\"";
+    const char *at = memmem(text, n, key, sizeof key - 1);
+    if (at)
+        snprintf(recorded, sizeof recorded, "%.64s", at + sizeof key - 1);
+    return strcmp(hex, recorded) == 0
+               ? ERR_OK
+               : err_set(e, ERR_MISMATCH, "recorded with weights %.16s, these are %.16s", recorded, hex);
+}
+
+static int open_family(struct family *f, const char *name, struct err *e)
+{
+    char path[512];
+    int rc = tiny_open(&f->t, TREE, name, e);
+    if (rc == 0)
+        rc = tiny_write(&f->t, f->dir, &f->d0, e);
+    if (rc == 0)
+        rc = tiny_model_open(&f->m, f->dir, &f->d0, e);
+    if (rc == 0 && findings_failed(&f->m.f))
+        rc = err_set(e, ERR_FORMAT, "%s: %s", f->m.f.items[0].subject, f->m.f.items[0].evidence);
+    if (rc == 0 && f->m.s->n_unread)
+        rc = err_set(e, ERR_FORMAT, "nobody reads %s", f->m.s->unread_keys[0]);
+    snprintf(path, sizeof path, TREE "/golden/%s.safetensors", name);
+    if (rc == 0)
+        rc = reference_open(&f->reference, path, e);
+    snprintf(path, sizeof path, TREE "/golden/%s.short.safetensors", name);
+    if (rc == 0)
+        rc = reference_open(&f->brief, path, e);
+    if (rc == 0)
+        rc = check_recording(f, e);
+    return rc;
+}
+
+static void test_device(struct family *f, const char *isa)
+{
+    struct dev d;
+    struct err e;
+    char name[96], why[1024];
+    const struct dev_options o = {.name = "cpu", .isa = isa, .n_threads = THREADS};
+    snprintf(name, sizeof name, "%s %s", f->t.family, isa);
+    if (dev_open(&d, &o, &e)) {
+        result(f->tap, false, name, e.message);
+        return;
+    }
+    if (!computed(&d, f->m.s->graph, why, sizeof why)) {
+        skip(f->tap, name, why);
+    } else {
+        run_case(f, &d, isa, "in one step", f->reference->n_ids, 0);
+        run_case(f, &d, isa, "in chunks", CHUNK, 0);
+        run_case(f, &d, isa, "token by token", f->reference->n_ids, DECODE_FROM);
+        if (strcmp(isa, "ref") == 0)
+            test_switches(f, &d);
+    }
+    dev_close(&d);
+}
+
+static void remove_files(const char *dir)
+{
+    static const char *const names[] = {"config.json", "model.safetensors"};
+    char path[128];
+    for (size_t i = 0; i < ARRAY_LEN(names); i++) {
+        snprintf(path, sizeof path, "%s/%s", dir, names[i]);
+        unlink(path);
+    }
+    rmdir(dir);
+}
+
+static void test_family(struct tap *tap, const char *name)
+{
+    struct family f = {.tap = tap, .d0 = {.log = {.fd = -1}}};
+    struct err e;
+    char label[96];
+    err_clear(&e);
+    strcpy(f.dir, "/tmp/day0-parity-XXXXXX");
+    strcpy(f.other, "/tmp/day0-parity-XXXXXX");
+    if (!mkdtemp(f.dir) || !mkdtemp(f.other)) {
+        result(tap, false, name, "no temporary directory");
+        return;
+    }
+    int rc = open_family(&f, name, &e);
+    snprintf(label, sizeof label, "%s is described, and its recording is of these weights", name);
+    result(tap, rc == 0, label, rc ? e.message : f.m.s->architecture);
+    if (rc == 0) {
+        test_device(&f, "ref");
+        test_device(&f, "fast");
+    }
+    reference_close(f.reference);
+    reference_close(f.brief);
+    if (f.m.c)
+        tiny_model_close(&f.m);
+    tiny_close(&f.t);
+    remove_files(f.dir);
+    remove_files(f.other);
+}
+
+/* ---- what tools/reference.py calls ---- */
+
+static const struct json *switch_named(const struct tiny *t, const char *name)
+{
+    const struct json *list = json_get(t->root, "switches");
+    for (size_t i = 0; list && name && i < list->n; i++)
+        if (strcmp(json_string(json_get(json_at(list, i), "name")), name) == 0)
+            return json_get(json_at(list, i), "config");
+    return NULL;
+}
+
+static int write_one(const char *family, const char *dir, const char *off, struct err *e)
+{
+    struct d0 d0 = {.log = {.fd = -1}};
+    struct tiny t;
+    int rc = tiny_open(&t, TREE, family, e);
+    if (rc)
+        return rc;
+    const struct json *patch = switch_named(&t, off);
+    if (off && !patch)
+        rc = err_set(e, ERR_MISSING, "%s has no switch \"%s\"", family, off);
+    if (rc == 0)
+        rc = dir_make(dir, e);
+    if (rc == 0)
+        rc = tiny_write(&t, dir, &d0, e);
+    if (rc == 0 && patch)
+        rc = tiny_write_config(&t, dir, patch, e);
+    tiny_close(&t);
+    return rc;
+}
+
+static int print_probes(const char *dir, struct err *e)
+{
+    struct d0 d0 = {.log = {.fd = -1}};
+    struct tiny_model m;
+    int rc = tiny_model_open(&m, dir, &d0, e);
+    for (uint32_t i = 0; rc == 0 && i < m.s->graph->n_values; i++) {
+        const struct graph_value_info *v = &m.s->graph->info[i];
+        if (v->probe)
+            printf("%s\t%lld\n", v->name, (long long)m.s->graph->values[i].dims[1]);
+    }
+    tiny_model_close(&m);
+    return rc;
+}
+
+static int list_families(struct arena *arena, char ***names, size_t *n, struct err *e)
+{
+    int rc = dir_list(TREE "/tiny", arena, names, n, e);
+    for (size_t i = 0; rc == 0 && i < *n; i++) {
+        char *dot = strstr((*names)[i], ".json");
+        if (!dot)
+            return err_set(e, ERR_FORMAT, "%s is no tiny model", (*names)[i]);
+        *dot = 0;
+    }
+    return rc;
+}
+
+static int test_all(const char *only, bool all)
+{
+    struct tap tap = {.all = all};
+    struct arena arena;
+    struct err e;
+    char **names;
+    size_t n;
+    arena_init(&arena, NULL, MEM_MISC);
+    if (list_families(&arena, &names, &n, &e)) {
+        printf("not ok 1 - %s\n", e.message);
+        return 1;
+    }
+    for (size_t i = 0; i < n; i++)
+        if (!only || strcmp(only, names[i]) == 0)
+            test_family(&tap, names[i]);
+    arena_release(&arena);
+    printf("1..%u\n", tap.n);
+    return tap.failed || tap.n == 0;
+}
+
+int main(int argc, char **argv)
+{
+    struct err e;
+    err_clear(&e);
+    const char *what = argc > 1 ? argv[1] : "";
+    int rc = ERR_OK;
+    if (strcmp(what, "--write") == 0 && (argc == 4 || (argc == 6 && strcmp(argv[4], "--switch") == 0)))
+        rc = write_one(argv[2], argv[3], argc == 6 ? argv[5] : NULL, &e);
+    else if (strcmp(what, "--probes") == 0 && argc == 3)
+        rc = print_probes(argv[2], &e);
+    else if (strcmp(what, "--only") == 0 && (argc == 3 || (argc == 4 && strcmp(argv[3], "--all") == 0)))
+        return test_all(argv[2], argc == 4);
+    else if (argc == 1)
+        return test_all(NULL, false);
+    else
+        rc = err_set(&e, ERR_USAGE,
+                     "usage: parity [--only FAMILY [--all]] | --write FAMILY DIR [--switch NAME] | "
+                     "--probes DIR");
+    if (rc)
+        fprintf(stderr, "parity: %s\n", e.message);
+    return rc != 0;
+}

@@ -1,0 +1,360 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Records what transformers computes for the tiny models of tests/parity, in float32 on the CPU.
+
+usage: reference.py [--build BUILD] [--out DIR] [--show] [FAMILY...]
+For each family: the program BUILD/tests/parity/parity writes config.json and model.safetensors (weights are a pure function of
+seed, name and index; names and shapes are those of day0's own description), transformers loads these files, and every
+parameter must come from them. Two prompts are run: logits at all positions, and for the long one the values at the points that
+day0's graph names. Before anything is written the reference must agree with itself: prompt at once against the last tokens
+one by one through its cache, and every switch of the family must move its logits. Format: docs/references.md. Needs torch and
+transformers (`make references`).
+"""
+import argparse
+import hashlib
+import importlib
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import warnings
+
+import torch
+import transformers
+from safetensors.torch import save_file
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+TREE = os.path.join(ROOT, "tests", "parity")
+# Probes whose error shows in the next one as well.
+PLAIN = r".*\.((q|k|v|o|gate|up|down|q_a|q_b|out)_proj|kv_a_proj_with_mqa|wq_b|wk|shared_expert_gate|in_proj_\w+|split(_\d+)?)$"
+DECODE = 6  # tokens fed one by one through the cache
+CACHE_LIMIT = 2e-5
+MOVES = 1e-2
+MARGIN = 3e-5  # between what is chosen and what is not, of the largest value
+MOST_BYTES = 300 * 1000
+
+# Probe of day0 -> what was recorded: the module's output, or NAME:in for its input. The first that is there counts.
+ALIASES = [
+    (r"(.*\.self_attn)\.attn", r"\1.o_proj:in"),
+    (r"(.*\.mlp)\.act", r"\1.down_proj:in"),
+    (r"(.*\.mlp)\.add", r"\1"),
+    (r"(.*\.shared_experts?)\.act", r"\1.down_proj:in"),
+    (r"(.*\.layers\.\d+)\.add", r"\1.post_attention_layernorm:in"),
+]
+
+
+class Choices:
+    """Watches torch.topk: how far, relative to the largest value, the last chosen one is from the best one left out."""
+
+    def __init__(self):
+        self.margin, self.plain = 1.0, (torch.topk, torch.Tensor.topk)
+
+    def __enter__(self):
+        def look(x, k, dim=-1):
+            v = x.detach().double().sort(dim=dim, descending=True).values.movedim(dim, -1)
+            if v.is_floating_point() and 0 < k < v.shape[-1]:
+                last, next_one = v[..., k - 1], v[..., k]
+                live = (last > -1e30) & (next_one > -1e30)  # beyond are masked ones
+                if live.any():
+                    size = v.masked_fill(v < -1e30, 0).abs().max()
+                    self.margin = min(self.margin, ((last - next_one)[live].min() / size).item())
+
+        def topk(x, k, dim=-1, *args, **kwargs):
+            look(x, k, dim)
+            return self.plain[0](x, k, dim, *args, **kwargs)
+        torch.topk, torch.Tensor.topk = topk, topk
+        return self
+
+    def __exit__(self, *args):
+        torch.topk, torch.Tensor.topk = self.plain
+
+
+class Recorder:
+    """Values by name: outputs and inputs of modules, and what the library's functions for rotation give."""
+
+    def __init__(self, model, renames, tokens):
+        self.values, self.scope, self.tokens, self.undo, self.calls = {}, [], tokens, [], {}
+        self.renames = renames
+        for name, module in model.named_modules():
+            if not name:
+                continue
+            at = self.rename(name)
+            self.undo.append(module.register_forward_pre_hook(self.enter(at), with_kwargs=True).remove)
+            self.undo.append(module.register_forward_hook(self.leave(at)).remove)
+        # the functions are looked up in the module that defines each layer
+        for m in sorted({type(x).__module__ for x in model.modules()}):
+            code = sys.modules[m]
+            for f in ("apply_rotary_pos_emb", "apply_rotary_pos_emb_interleave", "apply_multimodal_rotary_pos_emb"):
+                if hasattr(code, f):
+                    self.patch(code, f)
+            self.patch_delta(code)
+
+    def rename(self, name):
+        for a, b in self.renames:
+            name = re.sub(a, b, name)
+        return name
+
+    def keep(self, name, value):
+        if isinstance(value, (tuple, list)):
+            value = value[0] if value else None
+        if not isinstance(value, torch.Tensor) or not value.is_floating_point():
+            return
+        v = value.detach()
+        while v.dim() > 2 and v.shape[0] == 1:
+            v = v[0]
+        if v.dim() == 3 and v.shape[0] != self.tokens and v.shape[1] == self.tokens:  # [heads, T, dim]
+            v = v.transpose(0, 1)
+        if v.dim() == 2 and name.endswith("norm") and v.shape[0] % self.tokens == 0:  # [T * heads, dim]
+            v = v.reshape(self.tokens, -1)
+        if v.dim() >= 2 and v.shape[0] == self.tokens:
+            self.values[name] = v.reshape(self.tokens, -1).float().contiguous().clone()
+
+    def enter(self, name):
+        def hook(module, args, kwargs):
+            self.scope.append(name)
+            for x in list(args) + list(kwargs.values()):
+                if isinstance(x, torch.Tensor) and x.is_floating_point():
+                    self.keep(name + ":in", x)
+                    break
+        return hook
+
+    def leave(self, name):
+        def hook(module, args, output):
+            self.scope.pop()
+            self.keep(name, output)
+        return hook
+
+    def patch_delta(self, code):
+        """Gated delta rule: its convolution [1, C, T] and its output [1, T, heads, dim]."""
+        for f, probe in (("causal_conv1d_fn", "conv1d"), ("torch_chunk_gated_delta_rule", "delta")):
+            plain = getattr(code, f, None)
+            if plain is None:
+                continue
+
+            def wrapped(*args, plain=plain, probe=probe, **kwargs):
+                out = plain(*args, **kwargs)
+                x = out[0] if isinstance(out, tuple) else out.transpose(1, 2)
+                if x.shape[1] == self.tokens:
+                    self.values["%s.%s" % (self.scope[-1], probe)] = x[0].reshape(self.tokens, -1).float().contiguous().clone()
+                return out
+            setattr(code, f, wrapped)
+            self.undo.append(lambda f=f, plain=plain: setattr(code, f, plain))
+
+    def patch(self, code, f):
+        plain = getattr(code, f)
+
+        def wrapped(*args, **kwargs):
+            out = plain(*args, **kwargs)
+            at = self.scope[-1]
+            if isinstance(out, tuple):
+                named = zip(("q_rope", "k_rope"), out)
+            else:  # one value a call: queries, keys that are values as well, and the output turned back
+                self.calls[at] = self.calls.get(at, 0) + 1
+                named = ((("q_rope", "kv_rope", "o_rope", "more_rope")[min(self.calls[at], 4) - 1], out),)
+            for what, x in named:
+                # [1, heads, T, dim]
+                if x.dim() == 4 and x.shape[2] == self.tokens:
+                    x = x[0].transpose(0, 1)
+                elif x.dim() == 4 and x.shape[1] == self.tokens:
+                    x = x[0]
+                else:
+                    continue
+                if f.endswith("interleave"):  # the library leaves the pairs apart: even ones first
+                    x = torch.stack((x[..., : x.shape[-1] // 2], x[..., x.shape[-1] // 2:]), -1).flatten(-2)
+                self.values["%s.%s" % (at, what)] = x.reshape(self.tokens, -1).float().contiguous().clone()
+            return out
+        setattr(code, f, wrapped)
+        self.undo.append(lambda: setattr(code, f, plain))
+
+    def close(self):
+        for u in self.undo:
+            u()
+
+    def join(self, whole, part, where, width):
+        """The rotated part of each head, put back into the head."""
+        if whole not in self.values or part not in self.values:
+            return None
+        b = self.values[part]
+        heads = b.shape[1] // width
+        a = self.values[whole].reshape(self.tokens, heads, -1).clone()
+        at = slice(0, width) if where == "first" else slice(a.shape[2] - width, a.shape[2])
+        a[:, :, at] = b.reshape(self.tokens, heads, width)
+        return a.reshape(self.tokens, -1)
+
+    def find(self, probe, aliases, width):
+        for pattern, target in aliases:
+            m = re.fullmatch(pattern, probe)
+            joined = re.fullmatch(r"join\((\S+), (\S+), (\w+)\)", m.expand(target)) if m else None
+            if joined:
+                return self.join(*joined.groups(), width)
+            if m and not target:  # named alike, and another thing
+                return None
+            if m and m.expand(target) in self.values:
+                return self.values[m.expand(target)]
+        return self.values.get(probe)
+
+
+def error(a, b):
+    return ((a - b).norm(dim=-1) / b.norm(dim=-1)).max().item()
+
+
+def tool(a, *args):
+    r = subprocess.run([os.path.join(a.build, "tests", "parity", "parity")] + list(args), stdout=subprocess.PIPE, universal_newlines=True)
+    if r.returncode:
+        sys.exit("parity %s failed" % " ".join(args))
+    return r.stdout
+
+
+def adapt(directory, tiny):
+    """What the library must be told otherwise than config.json says ("library": merged at its top)."""
+    path = os.path.join(directory, "config.json")
+    config = json.load(open(path))
+
+    def merge(into, more):
+        for k, v in more.items():
+            if isinstance(v, dict) and isinstance(into.get(k), dict):
+                merge(into[k], v)
+            else:
+                into[k] = v
+    merge(config, tiny.get("library", {}))
+    json.dump(config, open(path, "w"))
+
+
+def load(directory, tiny):
+    raw = json.load(open(os.path.join(directory, "config.json")))
+    name = tiny.get("class", raw["architectures"][0])
+    cls = getattr(transformers, name)
+    options = dict(dtype=torch.float32, attn_implementation="eager", output_loading_info=True)
+    if tiny.get("experts"):
+        options["experts_implementation"] = tiny["experts"]
+    model, info = cls.from_pretrained(directory, **options)
+    for kind in ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs"):
+        left = [k for k in info.get(kind) or [] if not any(re.fullmatch(p, str(k)) for p in tiny.get("not_loaded", []))]
+        if left:
+            sys.exit("%s: %s: %s" % (directory, kind, left[:5]))
+    for n, p in model.named_parameters():
+        if p.dtype != torch.float32 or not torch.isfinite(p).all():
+            sys.exit("%s: %s is %s or not finite" % (directory, n, p.dtype))
+    return model.eval()
+
+
+def logits_of(model, ids):
+    return model(input_ids=torch.tensor([ids]), use_cache=False).logits[0].float()
+
+
+def decoded(model, ids):
+    """The last tokens one by one through the cache, the rest at once."""
+    n = len(ids) - DECODE
+    out = model(input_ids=torch.tensor([ids[:n]]), use_cache=True)
+    rows = [out.logits[0].float()]
+    for i in range(n, len(ids)):
+        out = model(input_ids=torch.tensor([[ids[i]]]), past_key_values=out.past_key_values, use_cache=True)
+        rows.append(out.logits[0].float())
+    return torch.cat(rows)
+
+
+def prompt(vocab, n, seed):
+    """Ids of a linear congruence; every fourth one repeats an earlier one, so that attention has something to find."""
+    ids, x = [], seed
+    for i in range(n):
+        x = (x * 1103515245 + 12345) & 0x7FFFFFFF
+        ids.append(ids[(x >> 16) % i] if i > 4 and i % 4 == 3 else (x >> 12) % vocab)
+    return ids
+
+
+def wanted(probe, tiny, layers):
+    if re.match(tiny.get("plain", PLAIN), probe):
+        return False
+    m = re.search(r"layers\.(\d+)(\..*)?$", probe)
+    if not m:
+        return probe != tiny.get("head", "lm_head") and not probe.endswith("lm_head")
+    return m.group(2) is None or int(m.group(1)) in layers
+
+
+def record(a, family):
+    tiny = json.load(open(os.path.join(TREE, "tiny", family + ".json")))
+    with tempfile.TemporaryDirectory() as top:
+        base = os.path.join(top, "base")
+        tool(a, "--write", family, base)
+        adapt(base, tiny)
+        probes = [line.split("\t") for line in tool(a, "--probes", base).splitlines()]
+        model = load(base, tiny)
+        vocab = (tiny["config"].get("text_config") or tiny["config"])["vocab_size"]
+        limit = tiny.get("ids_below", vocab)
+        long, short = prompt(limit, tiny["prompt"], tiny["seed"]), prompt(limit, tiny.get("short", 11), tiny["seed"] + 1)
+        r = Recorder(model, tiny.get("renames", []), len(long))
+        with Choices() as choices:
+            logits = logits_of(model, long)
+            brief = logits_of(model, short)
+        r.close()
+        if choices.margin < MARGIN:
+            sys.exit("%s: a choice of the best hangs on %.1e: another seed is needed" % (family, choices.margin))
+        tail = error(decoded(model, long), logits_of(model, long))
+        if tail > tiny.get("cache_limit", CACHE_LIMIT):
+            sys.exit("%s: with its cache the reference differs from itself by %.1e" % (family, tail))
+        again = error(logits_of(model, long), logits)
+        moved = []
+        for s in tiny.get("switches", []):
+            if s.get("reference") is False:
+                continue
+            other = os.path.join(top, "off")
+            tool(a, "--write", family, other, "--switch", s["name"])
+            adapt(other, tiny)
+            # parameters that the changed model lacks may stay behind
+            off = load(other, dict(tiny, not_loaded=tiny.get("not_loaded", []) + s.get("not_loaded", [])))
+            moved.append((s["name"], error(logits_of(off, long), logits)))
+            if not moved[-1][1] >= s.get("least", MOVES):
+                sys.exit("%s: without %s the reference moves by %.1e only" % (family, s["name"], moved[-1][1]))
+        sha = hashlib.sha256(open(os.path.join(base, "model.safetensors"), "rb").read()).hexdigest()
+    aliases = [tuple(x) for x in tiny.get("aliases", [])] + ALIASES
+    tensors, absent = {}, []
+    for name, width in probes:
+        if not wanted(name, tiny, tiny["probe_layers"]):
+            continue
+        v = r.find(name, aliases, tiny.get("rope_dim", 0))
+        if v is None or v.shape[1] != int(width):
+            absent.append(name + ("" if v is None else " (%d, not %s)" % (v.shape[1], width)))
+        else:
+            tensors[name] = v
+    if a.show:
+        for k in sorted(r.values):
+            print("   recorded %s %s" % (k, list(r.values[k].shape)))
+    meta = {"format": "day0-reference-1", "dtype": "float32", "model": family, "model_sha256": sha,
+            "producer": "transformers %s, torch %s" % (transformers.__version__, torch.__version__.split("+")[0])}
+    size = 0
+    for suffix, ids, rows, more in (("", long, logits, tensors), (".short", short, brief, {})):
+        path = os.path.join(a.out, family + suffix + ".safetensors")
+        save_file(dict({"token_ids": torch.tensor(ids, dtype=torch.int32), "logits": rows.contiguous()}, **more), path, metadata=meta)
+        os.chmod(path, 0o644)
+        size += os.path.getsize(path)
+    print("%s: %d + %d positions, %d probes, %d KB; repeated %.0e, cache %.1e, margin %.0e; %s" % (
+        family, len(long), len(short), len(tensors), size // 1000, again, tail, choices.margin,
+        ", ".join("without %s %.1e" % m for m in moved)), flush=True)
+    if absent:
+        print("   not recorded: %s" % ", ".join(absent))
+    if size > MOST_BYTES:
+        sys.exit("%s: %d bytes are more than %d" % (family, size, MOST_BYTES))
+
+
+def main():
+    ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    ap.add_argument("families", nargs="*")
+    ap.add_argument("--build", default=os.path.join(ROOT, "build"))
+    ap.add_argument("--out", default=os.path.join(TREE, "golden"))
+    ap.add_argument("--show", action="store_true", help="list everything that could be a probe")
+    a = ap.parse_args()
+    torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True)
+    torch.set_grad_enabled(False)
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    warnings.simplefilter("ignore")
+    os.makedirs(a.out, exist_ok=True)
+    for family in a.families or sorted(f[:-5] for f in os.listdir(os.path.join(TREE, "tiny"))):
+        record(a, family)
+
+
+if __name__ == "__main__":
+    main()
