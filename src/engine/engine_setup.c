@@ -66,17 +66,19 @@ static int check_slotted(struct engine *x, uint32_t id, uint32_t wanted, struct 
     return ERR_OK;
 }
 
-/* Pages are [n_pages, heads, page_tokens, dim]; all layers share one page table, so one page size. */
+/* Pages are [n_pages, heads, rows, dim]; all layers share one page table, so a page stands for as many tokens
+ * everywhere. */
 static int check_paged(struct engine *x, uint32_t id, struct err *e)
 {
     struct d0_value *v = &x->graph->values[id];
     if (v->n_dims != 4 || v->dims[1] <= 0 || v->dims[2] <= 0 || v->dims[2] > 65536 || v->dims[3] <= 0)
         return err_set(e, ERR_UNSUPPORTED, "state %s is not made of pages", x->graph->info[id].name);
-    if (x->has_state && v->dims[2] != x->limits.page_tokens)
-        return err_set(e, ERR_MISMATCH, "state %s has pages of %lld tokens, others of %u",
-                       x->graph->info[id].name, (long long)v->dims[2], x->limits.page_tokens);
+    uint32_t tokens = x->graph->info[id].page_tokens ? x->graph->info[id].page_tokens : (uint32_t)v->dims[2];
+    if (x->has_state && tokens != x->limits.page_tokens)
+        return err_set(e, ERR_MISMATCH, "state %s has pages of %u tokens, others of %u",
+                       x->graph->info[id].name, tokens, x->limits.page_tokens);
     x->has_state = true;
-    x->limits.page_tokens = (uint32_t)v->dims[2];
+    x->limits.page_tokens = tokens;
     v->dims[0] = x->limits.n_pages;
     return ERR_OK;
 }

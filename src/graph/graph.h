@@ -53,9 +53,11 @@ struct graph_value_info {
     uint32_t part_units; /* PART_HEADS: number of heads; PART_ROW: units (heads) K is made of, 0 none */
     int32_t layer;       /* decoder layer or -1 */
     bool quantisable;
-    uint8_t scheme;        /* weights: how the checkpoint stores it (spec/quant_schemes.def); 0: plainly */
-    uint32_t weight;       /* weights: number in the description plus one; 0: of no description */
-    uint8_t state;         /* states: enum graph_state */
+    uint8_t scheme;       /* weights: how the checkpoint stores it (spec/quant_schemes.def); 0: plainly */
+    uint32_t weight;      /* weights: number in the description plus one; 0: of no description */
+    uint8_t state;        /* states: enum graph_state */
+    uint32_t page_tokens; /* states in pages: tokens that a page stands for, where its rows are fewer (pools);
+                             0: its rows */
     uint64_t stored_bytes; /* weights: bytes of all its tensors in the checkpoint; 0: as the value says */
     bool probe;            /* keep: becomes an OUTPUT when probes are recorded */
     bool keep;             /* an OUTPUT in every plan (activations that leave a slice) */
@@ -116,6 +118,8 @@ void graph_part(const struct graph *g, struct d0_part *out);
 
 /* Bytes of one value with symbolic dims replaced by `dims`. false on overflow. */
 bool value_bytes(const struct d0_value *v, const int64_t dims[D0_N_DIMS], uint64_t *out);
+/* Tokens of one page: of all states in pages, which share one page table. 0: there is none. */
+uint32_t graph_page_tokens(const struct graph *g);
 uint32_t graph_find(const struct graph *g, const char *name); /* value id or D0_NO_VALUE */
 uint32_t graph_result(const struct graph *g);                 /* output of the last node */
 /* Floating-point operations and bytes moved for one step of the given dims with `context` tokens of history

@@ -204,3 +204,13 @@ int graph_plan_memory(struct graph *g, const int64_t max_dims[D0_N_DIMS], bool k
     free(order);
     return rc;
 }
+
+uint32_t graph_page_tokens(const struct graph *g)
+{
+    for (uint32_t i = 0; i < g->n_values; i++) {
+        const struct d0_value *v = &g->values[i];
+        if (v->kind == D0_VALUE_STATE && g->info[i].state == STATE_PAGES && v->n_dims == 4 && v->dims[2] > 0)
+            return g->info[i].page_tokens ? g->info[i].page_tokens : (uint32_t)v->dims[2];
+    }
+    return 0;
+}

@@ -108,8 +108,10 @@ static bool shares_fill(struct shares *x, const struct spec *s, uint32_t tp)
     for (size_t i = 0; i < s->n_kv; i++) {
         const struct spec_kv *k = &s->kv[i];
         uint64_t heads = k->kv_heads % tp == 0 ? k->kv_heads / tp : ceil_div(k->kv_heads, tp);
-        uint64_t page = sat_mul(sat_mul(heads, (uint64_t)k->dim + k->v_dim), s->page_tokens);
-        page = ceil_div(sat_mul(page, dtype_bits(s->kv_dtype)) / 8, k->ratio ? k->ratio : 1);
+        uint64_t rows =
+            ceil_div(s->page_tokens, k->ratio ? k->ratio : 1); /* at least one, as spec lays them out */
+        uint64_t page = sat_mul(sat_mul(heads, (uint64_t)k->dim + k->v_dim), rows);
+        page = sat_mul(page, dtype_bits(s->kv_dtype)) / 8;
         if (k->layer >= 0 && k->layer < s->n_layers)
             x->kv[k->layer] = sat_add(x->kv[k->layer], page);
     }

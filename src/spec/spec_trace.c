@@ -133,12 +133,12 @@ static int add_state(struct trace *t, const struct json *item, uint32_t *out, st
         !trace_int(item, "dim", 1, INT32_MAX, &dim) ||
         (json_get(item, "ratio") && !trace_int(item, "ratio", 1, 1 << 20, &ratio)))
         return err_set(e, ERR_FORMAT, "state %s: layer, kv_heads or dim is out of range", name);
-    int64_t rows = s->page_tokens / ratio;
-    struct d0_value v = {.kind = D0_VALUE_STATE,
-                         .dtype = s->kv_dtype,
-                         .n_dims = 4,
-                         .dims = {1, kv_heads, rows ? rows : 1, dim}};
-    struct graph_value_info info = {.name = name, .layer = (int32_t)layer, .state = STATE_PAGES};
+    int64_t rows = (s->page_tokens - 1) / ratio +
+                   1; /* every entry has a place in the page of its last token, or earlier */
+    struct d0_value v = {
+        .kind = D0_VALUE_STATE, .dtype = s->kv_dtype, .n_dims = 4, .dims = {1, kv_heads, rows, dim}};
+    struct graph_value_info info = {
+        .name = name, .layer = (int32_t)layer, .state = STATE_PAGES, .page_tokens = s->page_tokens};
     if ((rc = graph_add_value(s->graph, &v, &info, out, e)) != 0)
         return rc;
     uint64_t bytes = (uint64_t)kv_heads * (uint64_t)dim * dtype_bits(s->kv_dtype) / 8 / (uint64_t)ratio;

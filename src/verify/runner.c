@@ -18,15 +18,6 @@ uint32_t runner_logit_rows(uint64_t vocab, uint32_t most)
     return rows ? (uint32_t)rows : 1;
 }
 
-static uint32_t graph_page_tokens(const struct graph *g)
-{
-    for (uint32_t i = 0; i < g->n_values; i++)
-        if (g->values[i].kind == D0_VALUE_STATE && g->info[i].state == STATE_PAGES &&
-            g->values[i].n_dims == 4 && g->values[i].dims[2] > 0)
-            return (uint32_t)g->values[i].dims[2];
-    return 0;
-}
-
 int runner_open_graph(struct runner *r, struct dev *d, const struct graph *g, const struct weights *w,
                       const struct runner_size *size, struct mem *mem, struct err *e)
 {
