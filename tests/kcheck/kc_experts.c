@@ -264,6 +264,11 @@ static struct experts_sizes experts_sizes(struct kc_case *c, unsigned index)
         z.t = kc_between(c, 1, 40);
         z.n = 2;
         z.slots = 1;
+    } else if (kc_chance(c, 20)) { /* so many pairs that outputs wait in smaller blocks */
+        z.t = kc_between(c, 130, 150);
+        z.slots = 4;
+        z.d = kc_between(c, 90, 220);
+        z.inter = kc_between(c, 1, 20);
     } else if (kc_chance(c, 6)) { /* several blocks of K in one of them */
         bool first = kc_chance(c, 2);
         z.d = first ? kc_between(c, 1000, 1200) : kc_between(c, 1, 20);
