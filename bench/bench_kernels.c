@@ -251,7 +251,7 @@ static void fill(struct machine *m)
 /* The experts, rounds of their own: ratios to the limits of the same round. */
 static void experts_table(struct machine *m, enum kern_isa isa, int rounds, struct moe_memory *y)
 {
-    static double of_read[N_MOE][MAX_ROUNDS], of_peak[N_MOE][MAX_ROUNDS], gbs[N_MOE][MAX_ROUNDS],
+    double of_read[N_MOE][MAX_ROUNDS], of_peak[N_MOE][MAX_ROUNDS], gbs[N_MOE][MAX_ROUNDS],
         gf[N_MOE][MAX_ROUNDS];
     double read_best = 0, peak_best = 0;
     for (int r = 0; r < rounds; r++)
@@ -307,7 +307,7 @@ int main(int argc, char **argv)
     fill(&m);
     for (size_t i = 0; i < 512 * 4096; i++)
         x[i] = (float)(rng_f64(1, i) - 0.5);
-    static double gbs[N_SHAPES][MAX_ROUNDS], of_read[N_SHAPES][MAX_ROUNDS], gf[N_SHAPES][MAX_ROUNDS],
+    double gbs[N_SHAPES][MAX_ROUNDS], of_read[N_SHAPES][MAX_ROUNDS], gf[N_SHAPES][MAX_ROUNDS],
         of_peak[N_SHAPES][MAX_ROUNDS];
     double reads[MAX_ROUNDS], peaks[MAX_ROUNDS];
     experts_table(&m, isa, rounds, &moe);

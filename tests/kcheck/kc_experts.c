@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "kc.h"
+#include "kc_activation.h"
 
 #define SCALE_FLOOR 0x1p-106 /* see kc_rows.c */
 
@@ -264,6 +264,11 @@ static struct experts_sizes experts_sizes(struct kc_case *c, unsigned index)
         z.t = kc_between(c, 1, 40);
         z.n = 2;
         z.slots = 1;
+    } else if (kc_chance(c, 20)) { /* so many pairs that outputs wait in smaller blocks */
+        z.t = kc_between(c, 130, 150);
+        z.slots = 4;
+        z.d = kc_between(c, 90, 220);
+        z.inter = kc_between(c, 1, 20);
     } else if (kc_chance(c, 6)) { /* several blocks of K in one of them */
         bool first = kc_chance(c, 2);
         z.d = first ? kc_between(c, 1000, 1200) : kc_between(c, 1, 20);
@@ -387,66 +392,19 @@ void kc_make_EXPERTS(struct kc_case *c, unsigned index)
              c->in[7].data ? " up bias" : "", c->in[8].data ? " down bias" : "");
 }
 
-static double sigmoid(double x)
-{
-    return x < 0 ? exp(x) / (1 + exp(x)) : 1 / (1 + exp(-x));
-}
-
-static double clamped(double x, double low, double high)
-{
-    return isnan(x) ? x : fmin(fmax(x, low), high);
-}
-
-/* The activation between the products, as ops.def says it. */
-static double between(const struct kc_case *c, double g, double u)
-{
-    double limit = c->a.attr[D0_ATTR_LIMIT].f, b = c->a.attr[D0_ATTR_BETA].f,
-           lb = c->a.attr[D0_ATTR_LINEAR_BETA].f;
-    double top = clamped(g, -INFINITY, limit), uc = clamped(u, -limit, limit);
-    switch (c->a.function) {
-    case 0:
-        return g * sigmoid(g) * u;
-    case 1:
-        return g * sigmoid(2 * sqrt(2 / M_PI) * (g + 0.044715 * pow(g, 3))) * u;
-    case 2:
-        return g * erfc(-g * M_SQRT1_2) / 2 * u;
-    case 3:
-        return g * sigmoid(1.702 * g) * u;
-    case 4:
-        return sigmoid(g) * u;
-    case 5:
-        return clamped(g, 0, INFINITY) * clamped(g, 0, INFINITY) * u;
-    case 6:
-        return tanh(g) * u;
-    case 7:
-        return g * u;
-    case 8:
-        return top * sigmoid(c->a.attr[D0_ATTR_ALPHA].f * top) * (uc + 1);
-    case 9:
-        return b * tanh(g / b) * sigmoid(g) * lb * tanh(u / lb);
-    case 10:
-        return top * sigmoid(top) * uc;
-    case 11:
-        return clamped(g * sigmoid(g), -INFINITY, limit) * uc;
-    case 12:
-        return limit * tanh(g / limit) * u;
-    default:
-        return clamped(g, 0, INFINITY) * u;
-    }
-}
-
 /* How far h moves, in its own units, when g or u does: what an error of a sum becomes. */
 static double reach(const struct kc_case *c, double g, double u, double by_g, double by_u)
 {
     const double step = 0x1p-20;
-    double h = between(c, g, u), far[2] = {0, 0};
+    const struct kc_scaled own = kc_glu(c, g, u); /* what its own arithmetic may be off by, too */
+    double h = own.value, far[2] = {0, 0};
     for (int sign = -1; sign <= 1; sign += 2) {
         if (isfinite(g) && isfinite(by_g))
-            far[0] = fmax(far[0], fabs(between(c, g + sign * step * by_g, u) - h) / step);
+            far[0] = fmax(far[0], fabs(kc_glu(c, g + sign * step * by_g, u).value - h) / step);
         if (isfinite(u) && isfinite(by_u))
-            far[1] = fmax(far[1], fabs(between(c, g, u + sign * step * by_u) - h) / step);
+            far[1] = fmax(far[1], fabs(kc_glu(c, g, u + sign * step * by_u).value - h) / step);
     }
-    return fmax(fabs(h), far[0] + far[1]);
+    return fmax(fmax(fabs(h), own.scale), far[0] + far[1]);
 }
 
 struct sum {
@@ -495,7 +453,7 @@ static void inner_values(const struct kc_case *c, size_t e, const double *x, dou
             u = row_times(c, 5, 7, e, j, n, d, x, NULL);
         else
             g = row_times(c, 5, 7, e, j, n, d, x, NULL); /* act alone is act times 1 */
-        h[j] = between(c, g.value, u.value);
+        h[j] = kc_glu(c, g.value, u.value).value;
         scale[j] = reach(c, g.value, u.value, natural(&g), layout == 3 ? 0 : natural(&u));
     }
 }

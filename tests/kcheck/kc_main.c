@@ -78,7 +78,9 @@ static bool run_cases(struct kc_checker *k, const struct options *o, const struc
 {
     unsigned n = *kc_op_of(v->op)->n_cases;
     double worst = 0;
-    for (unsigned i = 0; i < n; i++) {
+    /* codes only come in by another door: every third case of what is checked whole for plain weights */
+    const unsigned step = v->dtype && kc_is_code(v->dtype) && o->single < 0 ? 3 : 1;
+    for (unsigned i = v->dtype % step; i < n; i += step) {
         struct kc_verdict r;
         if (o->single >= 0 && i != o->single)
             continue;
@@ -92,9 +94,9 @@ static bool run_cases(struct kc_checker *k, const struct options *o, const struc
     }
     double tolerance = kc_op_of(v->op)->tolerance;
     if (w || tolerance == 0)
-        snprintf(detail, bytes, "%u cases, equal bits", n);
+        snprintf(detail, bytes, "%u cases, equal bits", n / step);
     else
-        snprintf(detail, bytes, "%u cases, worst %.2f of %g ULP", n, worst * tolerance, tolerance);
+        snprintf(detail, bytes, "%u cases, worst %.2f of %g ULP", n / step, worst * tolerance, tolerance);
     return true;
 }
 

@@ -10,7 +10,12 @@
  * expert. Few tokens of one expert: rows as they are stored, widened in registers. Many, or turned matrices:
  * blocks of rows widened into scratch once.
  */
-#define INNER_COLUMNS 48 /* of one block of few tokens; a block of many has at most as many, too */
+#define INNER_COLUMNS 128 /* of one block of few tokens; a block of many has at most as many, too */
+#define FEW_COLUMNS   256 /* of one block of outputs, where few tokens leave room for it */
+#define FEW_PAIRS     512
+#define TURNED_TOKENS 8                 /* up to here turned matrices are read as they are stored */
+#define TURNED_SUMS   8192              /* float32 sums of these that stay in the first-level cache */
+#define TURNED_AHEAD  16                /* rows that are fetched ahead */
 #define SLOT_BYTES    ((size_t)2 << 20) /* of products that wait for their sum, while that is a useful block */
 #define LEAST_COLUMNS 16
 #define PASS_TOKENS   (CHUNK_TILES * TILE_TOKENS) /* of many */
@@ -57,18 +62,19 @@ static struct NAME(moe) NAME(moe_sizes)(const struct kern_args *a)
     m.wide[1] = NAME(wide_sizes)(m.inter, 1);
     size_t half = m.wide[0].tiles / 2 ? m.wide[0].tiles / 2 : 1; /* gate and up share the room */
     m.columns[0] = half * TILE_ROWS < INNER_COLUMNS ? half * TILE_ROWS : INNER_COLUMNS;
-    m.columns[1] = m.wide[1].tiles * TILE_ROWS;
-    size_t fits = m.pairs ? SLOT_BYTES / sizeof(float) / m.pairs / LEAST_COLUMNS * LEAST_COLUMNS : 0;
+    m.columns[1] = m.pairs <= FEW_PAIRS ? FEW_COLUMNS : m.wide[1].tiles * TILE_ROWS;
+    size_t fits =
+        m.pairs ? SLOT_BYTES / sizeof(float) / m.pairs / LEAST_COLUMNS * LEAST_COLUMNS : FEW_COLUMNS;
     fits = fits < LEAST_COLUMNS ? LEAST_COLUMNS : fits;
-    m.columns[1] = m.columns[1] < fits || m.pairs == 0 ? m.columns[1] : fits;
+    m.columns[1] = m.columns[1] < fits ? m.columns[1] : fits;
     return m;
 }
 
 /* Bytes of what waits for its sum, never less for fewer tokens. */
 static size_t NAME(slot_bytes)(const struct NAME(moe) * m)
 {
-    size_t wide = m->pairs * m->wide[1].tiles * TILE_ROWS * sizeof(float),
-           least = m->pairs * LEAST_COLUMNS * sizeof(float);
+    _Static_assert(WIDE_MAX_ROWS <= FEW_COLUMNS, "the largest block");
+    size_t wide = m->pairs * FEW_COLUMNS * sizeof(float), least = m->pairs * LEAST_COLUMNS * sizeof(float);
     wide = wide < SLOT_BYTES ? wide : SLOT_BYTES;
     return NAME(line)(wide > least ? wide : least);
 }
@@ -205,6 +211,62 @@ static void NAME(expert_widen)(const struct kern_args *a, const struct NAME(moe)
         NAME(widen_turned)(w, D0_F16, r, s, out);
 }
 
+/* `count` outputs from column `first` of a matrix stored [k, n], for few tokens: sixteen sums each, of the
+ * elements k mod 16, which are the lanes of LINEAR, then its tree. out: of the first one, [tokens, pitch] */
+INLINE void NAME(turned_block)(const unsigned char *w, const uint32_t dtype, const struct NAME(rows) * r,
+                               size_t first, size_t count, const float *x, size_t tokens, float *out,
+                               size_t pitch)
+{
+    float sums[TURNED_SUMS]; /* [tokens][16][wide] */
+    size_t wide = (count + 15) / 16 * 16, width = dtype == D0_F32 ? 4 : 2;
+    memset(sums, 0, tokens * 16 * wide * sizeof *sums);
+    for (size_t k = 0; k < (r->k + 15) / 16 * 16; k++)
+        for (size_t c = 0; c < count; c += 16) {
+            size_t at = k * r->n + first + c;
+            lanes v = lanes_zero();
+            if (k < r->k) {
+                _mm_prefetch((const char *)w + (at + TURNED_AHEAD * r->n) * width, _MM_HINT_T0);
+                v = count - c < 16 ? lanes_load_any_n(w, dtype, at, count - c) : lanes_load_any(w, dtype, at);
+            }
+            for (size_t t = 0; t < tokens; t++) {
+                float *sum = sums + (t * 16 + k % 16) * wide + c;
+                lanes_store(sum, lanes_fma(lanes_set1(k < r->k ? x[t * r->k + k] : 0), v, lanes_load(sum)));
+            }
+        }
+    for (size_t t = 0; t < tokens; t++)
+        for (size_t c = 0; c < count; c += 16) {
+            float *sum = sums + t * 16 * wide + c;
+            for (size_t half = 8; half > 0; half /= 2)
+                for (size_t i = 0; i < half; i++)
+                    lanes_store(sum + i * wide,
+                                lanes_add(lanes_load(sum + i * wide), lanes_load(sum + (i + half) * wide)));
+            memcpy(out + t * pitch + c, sum, (count - c < 16 ? count - c : 16) * sizeof *sum);
+        }
+}
+
+static void NAME(turned_times)(const struct kern_args *a, const struct NAME(rows) * r, const float *x,
+                               size_t tokens, float *out, size_t pitch)
+{
+    uint32_t dtype = a->in_dtype[r->input];
+    const unsigned char *w =
+        (const unsigned char *)a->in[r->input] + r->expert * r->n * r->k * (dtype == D0_F32 ? 4 : 2);
+    size_t most = TURNED_SUMS / 16 / tokens / 16 * 16, last = r->first + r->count;
+    for (size_t j = r->first; j < last; j += most) {
+        size_t count = last - j < most ? last - j : most;
+        float *to = out + r->column + (j - r->first);
+        if (dtype == D0_F32)
+            NAME(turned_block)(w, D0_F32, r, j, count, x, tokens, to, pitch);
+        else if (dtype == D0_BF16)
+            NAME(turned_block)(w, D0_BF16, r, j, count, x, tokens, to, pitch);
+        else
+            NAME(turned_block)(w, D0_F16, r, j, count, x, tokens, to, pitch);
+    }
+    for (size_t t = 0; t < tokens && a->in[r->bias]; t++)
+        for (size_t i = 0; i < r->count; i++)
+            out[t * pitch + r->column + i] +=
+                ref_load(a->in[r->bias], a->in_dtype[r->bias], r->expert * r->n + r->first + i);
+}
+
 /* out[tokens, pitch]: rows r times x[tokens, k]. widened: of these rows, or NULL */
 static void NAME(expert_times)(const struct kern_args *a, const struct NAME(moe) * m,
                                const struct NAME(rows) * r, const unsigned char *widened, const float *x,
@@ -227,6 +289,10 @@ static void NAME(expert_times)(const struct kern_args *a, const struct NAME(moe)
         NAME(wide_chunk)(&t, &m->wide[r->input == 3], tokens, r->count);
         return;
     }
+    if (m->turned) {
+        NAME(turned_times)(a, r, x, tokens, out, pitch);
+        return;
+    }
     t.w = (const unsigned char *)a->in[r->input] + row * r->k * (dtype == D0_F32 ? 4 : 2);
     NAME(direct_block)(&t, dtype, 0, r->count, tokens);
 }
@@ -234,7 +300,7 @@ static void NAME(expert_times)(const struct kern_args *a, const struct NAME(moe)
 /* Are these so many tokens (or so stored) that rows are widened into scratch? */
 static bool NAME(many)(const struct NAME(moe) * m, size_t tokens)
 {
-    return m->turned || m->coded || tokens > DIRECT_TOKENS;
+    return m->coded || tokens > (m->turned ? TURNED_TOKENS : DIRECT_TOKENS);
 }
 
 /* ---- phase 0: pairs by expert -------------------------------------------------------------------------- */
@@ -369,14 +435,16 @@ static void NAME(outer_expert)(const struct kern_args *a, const struct NAME(moe)
 {
     size_t begin = (size_t)m->begin[e], end = (size_t)m->begin[e + 1];
     bool many = NAME(many)(m, end - begin);
-    size_t pass = many ? PASS_TOKENS : end - begin;
-    struct NAME(rows) r = {3, 8, e, m->d, m->inter, first, count, 0};
-    if (many)
-        NAME(expert_widen)(a, m, &r, &m->wide[1], m->widened);
-    for (size_t i = begin; i < end; i += pass)
-        NAME(expert_times)
-    (a, m, &r, many ? m->widened : NULL, m->h + i * m->inter, end - i < pass ? end - i : pass,
-     m->slot + i * m->columns[1], m->columns[1]);
+    size_t pass = many ? PASS_TOKENS : end - begin, block = many ? m->wide[1].tiles * TILE_ROWS : count;
+    for (size_t j = 0; j < count; j += block) {
+        struct NAME(rows) r = {3, 8, e, m->d, m->inter, first + j, count - j < block ? count - j : block, j};
+        if (many)
+            NAME(expert_widen)(a, m, &r, &m->wide[1], m->widened);
+        for (size_t i = begin; i < end; i += pass)
+            NAME(expert_times)
+        (a, m, &r, many ? m->widened : NULL, m->h + i * m->inter, end - i < pass ? end - i : pass,
+         m->slot + i * m->columns[1], m->columns[1]);
+    }
 }
 
 /* out[n] += weight * y[n] */
