@@ -8,7 +8,7 @@
  * is skipped and counted.
  *
  *   parity [--only FAMILY] [--all]     test; --all prints every probe
- *   parity --write FAMILY DIR [--switch NAME] | --probes FAMILY | --list
+ *   parity --write FAMILY DIR [--switch NAME] | --probes DIR       for tools/reference.py
  */
 #include <math.h>
 #include <stdio.h>
