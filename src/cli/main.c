@@ -22,6 +22,8 @@ static const struct command commands[] = {
      "what it is: parameters, operators, KV bytes per token, legal TP and EP"},
     {"draft", cmd_draft, "MODEL [-o FILE]", "a first architecture file for a model nobody described"},
     {"run", cmd_run, "MODEL -p TEXT", "generate once"},
+    {"record", cmd_record, "MODEL -o TRACE",
+     "run it exactly, layer by layer from disk, and write what it computed"},
     {"serve", cmd_serve, "MODEL", "OpenAI-compatible HTTP service"},
     {"stress", cmd_stress, "URL|MODEL", "load test: TTFT, TPOT, ITL, E2E, throughput, memory"},
     {"ops", cmd_ops, "[MODEL]", "operators of a device: correctness, speed, support matrix"},

@@ -1,0 +1,70 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The oracle: runs a model of any size exactly, one piece after the other from disk, writes what it computed
+ * as a trace (docs/references.md), and holds traces against each other. A trace of our own kernels is called
+ * self-consistent, never right.
+ */
+#ifndef ORACLE_ORACLE_H
+#define ORACLE_ORACLE_H
+
+#include "base/finding.h"
+#include "base/log.h"
+#include "ckpt/ckpt.h"
+#include "dev/dev.h"
+#include "spec/spec.h"
+#include "tensor/tensor.h"
+
+/* A description, its weights, and a device that computes. The caller's, for as long as a call takes. */
+struct oracle_model {
+    struct dev *dev;
+    const struct spec *spec;
+    struct ckpt *ckpt;
+    struct d0 *d0;   /* may be NULL */
+    uint64_t memory; /* bytes that a run may take; 0: what the machine has */
+};
+
+struct oracle_cost {
+    uint64_t weight_bytes; /* read from the checkpoint */
+    double read_seconds;   /* of the thread that reads, all reads together */
+    double compute_seconds;
+    double seconds;
+    uint32_t chunk;   /* tokens of one step, the fewest of any piece */
+    uint64_t largest; /* weight bytes of the largest piece */
+    bool ahead;       /* the next piece was read while one was computed */
+};
+
+/* ---- recording ---- */
+struct record_options {
+    const int32_t *ids;
+    size_t n_ids;
+    int32_t first_layer, last_layer; /* both -1: the whole model. Layer 0 brings the embedding with it, the
+                                        last one the final norm and the logits */
+    const char *from;                /* a trace that holds what enters first_layer; NULL where that is 0 */
+    const char *probes;              /* "all", "layers" (what each layer gives), "none", or names with commas
+                                        between, each of which may end in '*'; NULL: all */
+    const char *out;                 /* the trace; OUT.partial and OUT.state while it is being made */
+    bool fresh;                      /* an interrupted run is thrown away, not gone on with */
+    uint64_t stop_after;             /* tests: an error after so many pieces; 0: none */
+};
+
+struct record_result {
+    size_t positions, pieces, resumed; /* resumed: pieces that an earlier run had done */
+    size_t probes, handed_on;          /* tensors in the trace: probes; values only for a run that goes on */
+    bool logits;
+    int32_t first_layer, last_layer;
+    uint64_t file_bytes;
+    char not_finite[160]; /* first probe with NaN or infinity, or "" */
+    struct oracle_cost cost;
+};
+/* Findings: N002 where a recorded value is not finite, and the run goes on. Errors: ERR_INVALID (layers,
+ * probes, ids), ERR_MISMATCH (a partial trace of another run, or damaged; a trace that does not fit),
+ * ERR_MISSING, ERR_NOMEM (a single operator does not fit), ERR_UNSUPPORTED, ERR_IO. After an error the
+ * partial trace stays, and the same call goes on where it stopped. */
+int oracle_record(const struct oracle_model *m, const struct record_options *o, struct arena *arena,
+                  struct record_result *out, struct findings *f, struct err *e);
+
+/* Token ids from a file: decimal numbers with anything but digits and signs between, or the ids of a trace
+ * (*.safetensors). In the arena. ERR_MISSING, ERR_FORMAT, ERR_LIMIT. */
+int oracle_read_ids(const char *path, struct arena *arena, int32_t **ids, size_t *n, struct err *e);
+
+#endif
