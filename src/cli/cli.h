@@ -89,6 +89,7 @@ bool cli_colour(FILE *out); /* a terminal, and NO_COLOR is not set */
 
 int cmd_adapt(struct d0 *d0, int argc, char **argv);
 int cmd_check(struct d0 *d0, int argc, char **argv);
+int cmd_compare(struct d0 *d0, int argc, char **argv);
 int cmd_draft(struct d0 *d0, int argc, char **argv);
 int cmd_env(struct d0 *d0, int argc, char **argv);
 int cmd_inspect(struct d0 *d0, int argc, char **argv);

@@ -24,6 +24,8 @@ static const struct command commands[] = {
     {"run", cmd_run, "MODEL -p TEXT", "generate once"},
     {"record", cmd_record, "MODEL -o TRACE",
      "run it exactly, layer by layer from disk, and write what it computed"},
+    {"compare", cmd_compare, "TRACE TRACE|MODEL",
+     "probe by probe, operator by operator: the first that went wrong"},
     {"serve", cmd_serve, "MODEL", "OpenAI-compatible HTTP service"},
     {"stress", cmd_stress, "URL|MODEL", "load test: TTFT, TPOT, ITL, E2E, throughput, memory"},
     {"ops", cmd_ops, "[MODEL]", "operators of a device: correctness, speed, support matrix"},

@@ -63,6 +63,60 @@ struct record_result {
 int oracle_record(const struct oracle_model *m, const struct record_options *o, struct arena *arena,
                   struct record_result *out, struct findings *f, struct err *e);
 
+/* ---- comparing ---- */
+enum compare_state {
+    COMPARE_RIGHT,      /* within the limit */
+    COMPARE_WRONG,      /* beyond it, or not finite */
+    COMPARE_NOT_JUDGED, /* `why` says what kept it from being compared */
+};
+const char *compare_state_name(enum compare_state s); /* "right" "wrong" "not judged" */
+
+/* One probe. Against a model: what the operators between the reference's probes give on the reference's own
+ * values. */
+struct compare_probe {
+    const char *name;
+    int32_t layer; /* -1: none, or not known */
+    enum compare_state state;
+    uint64_t rows, width;
+    uint64_t different_bits; /* elements */
+    uint64_t not_finite, reference_not_finite;
+    double cosine, relative_l2, nmse, max_abs;
+    double worst_row; /* largest relative L2 of a row: what the limit is about (logits: max_abs is) */
+    uint64_t worst_row_at;
+    double mean_ulp, ulp_share; /* share of elements more than COMPARE_ULP float32 steps away */
+    double limit;
+    const char *operators; /* "linear", or "rope, kv_store, attention"; NULL: two traces */
+    const char *inputs;    /* probes that were fed */
+    uint32_t n_operators;
+    const char *why;
+};
+#define COMPARE_ULP   32.0
+#define COMPARE_TOP_K 5
+
+struct compare_result {
+    struct compare_probe *probes; /* in the order of the graph; logits, where there are, are the last */
+    size_t n_probes;
+    size_t right, wrong, not_judged;
+    const char **only_reference, **only_other; /* names without a counterpart */
+    size_t n_only_reference, n_only_other;
+    const struct compare_probe *first_wrong, *last_right; /* before first_wrong; NULL: none */
+    bool logits;
+    double mean_kl, max_kl;         /* nats, reference to the other */
+    double top1_share, top_k_share; /* of positions; of the COMPARE_TOP_K best of the reference */
+    bool identical;                 /* every bit of every probe */
+    bool self_consistent;           /* both sides are day0's own */
+    const char *reference_producer, *other_producer;
+    struct oracle_cost cost; /* against a model */
+};
+/* Probe by probe. N001 or N002 with the first that is wrong, N006 where the two cannot be of one run. Errors:
+ * as of a trace that cannot be read. Everything lives in the arena. */
+int oracle_compare(const char *reference, const char *other, struct arena *arena, struct compare_result *out,
+                   struct findings *f, struct err *e);
+/* Every operator of the model, or the operators between two probes, on the reference's own values, so that
+ * errors do not add up. N007 with the first one that is wrong, one for each kind of operators. */
+int oracle_compare_model(const struct oracle_model *m, const char *reference, struct arena *arena,
+                         struct compare_result *out, struct findings *f, struct err *e);
+
 /* Token ids from a file: decimal numbers with anything but digits and signs between, or the ids of a trace
  * (*.safetensors). In the arena. ERR_MISSING, ERR_FORMAT, ERR_LIMIT. */
 int oracle_read_ids(const char *path, struct arena *arena, int32_t **ids, size_t *n, struct err *e);

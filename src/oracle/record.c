@@ -23,7 +23,7 @@ static int give_input(void *context, size_t piece, uint32_t value, uint64_t firs
     }
     if (!r->from)
         BUG("%s was not kept", r->g->info[value].name);
-    const char *is = record_name(r->g, r->stream.maker, value, name, sizeof name);
+    const char *is = stream_name(&r->stream, value, name, sizeof name);
     return trace_read(r->from, trace_find(r->from, is), first, n, to, e);
 }
 

@@ -37,10 +37,6 @@ struct recording {
     uint32_t not_finite_node;
 };
 
-/* Name of a value in a trace: its own, or "NAME:1" for a second output of an operator. */
-const char *record_name(const struct graph *g, const uint32_t *maker, uint32_t value, char *buf,
-                        size_t bytes);
-
 /* ---- record_plan.c: which nodes, which values; fills stream, kept, slots ---- */
 int record_plan(struct recording *r, struct err *e);
 

@@ -10,17 +10,6 @@
 
 #include "oracle/record_impl.h"
 
-const char *record_name(const struct graph *g, const uint32_t *maker, uint32_t value, char *buf, size_t bytes)
-{
-    const uint32_t at = maker[value];
-    for (uint32_t k = 1; at != D0_NO_VALUE && k < g->nodes[at].n_outputs; k++)
-        if (g->nodes[at].outputs[k] == value) {
-            snprintf(buf, bytes, "%s:%u", g->info[value].name, k);
-            return buf;
-        }
-    return g->info[value].name;
-}
-
 /* ---- nodes ---- */
 
 static int choose_nodes(struct recording *r, struct err *e)
@@ -106,7 +95,7 @@ static int make_pieces(struct recording *r, struct err *e)
 static int check_entering(struct recording *r, uint32_t v, struct err *e)
 {
     char name[256];
-    const char *is = record_name(r->g, r->stream.maker, v, name, sizeof name);
+    const char *is = stream_name(&r->stream, v, name, sizeof name);
     const struct trace_tensor *t = r->from ? trace_find(r->from, is) : NULL;
     if (!t) {
         err_set(e, ERR_MISSING, "%s enters layer %d, and %s", is, r->out->first_layer,
@@ -226,7 +215,7 @@ static int choose_value(struct recording *r, uint32_t v, bool *used, struct err 
         rc = add_slot(r, v, r->g->info[v].name, e);
     } else if (leaves(r, v)) {
         r->out->handed_on++;
-        rc = add_slot(r, v, record_name(r->g, r->stream.maker, v, name, sizeof name), e);
+        rc = add_slot(r, v, stream_name(&r->stream, v, name, sizeof name), e);
     }
     return rc == 0 && r->kept[v].wanted ? stream_want(&r->stream, 0, v, e) : rc;
 }
@@ -290,7 +279,9 @@ int record_plan(struct recording *r, struct err *e)
     if (rc == 0)
         rc = check_from(r, e);
     if (rc == 0)
-        rc = stream_open(&r->stream, r->m, r->wanted, r->o->ids, r->o->n_ids, e);
+        rc = stream_open(&r->stream, r->m, r->o->ids, r->o->n_ids, e);
+    if (rc == 0)
+        rc = stream_weigh(&r->stream, r->wanted, e);
     if (rc == 0)
         rc = measure_carried(r, e);
     if (rc == 0)

@@ -7,6 +7,7 @@
 #include "oracle/stream.h"
 
 #include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -41,12 +42,12 @@ static int unique_ids(struct stream *s, struct err *e)
 }
 
 /* What a token may be: a row of every embedding, and of the vocabulary. */
-static int check_ids(const struct stream *s, const uint8_t *wanted, struct err *e)
+static int check_ids(const struct stream *s, struct err *e)
 {
     int64_t vocab = s->m->spec->vocab_size;
     for (uint32_t i = 0; i < s->g->n_nodes; i++) {
         const struct d0_node *n = &s->g->nodes[i];
-        if (wanted[i] && n->op == D0_OP_EMBED && s->g->values[n->inputs[1]].dims[0] < vocab)
+        if (n->op == D0_OP_EMBED && s->g->values[n->inputs[1]].dims[0] < vocab)
             vocab = s->g->values[n->inputs[1]].dims[0];
     }
     for (uint32_t i = 0; i < s->n_tokens; i++)
@@ -60,7 +61,7 @@ static int check_ids(const struct stream *s, const uint8_t *wanted, struct err *
 }
 
 /* All that headers can show to be wrong, before the first byte is read. */
-static int weigh(struct stream *s, const uint8_t *wanted, struct err *e)
+int stream_weigh(struct stream *s, const uint8_t *wanted, struct err *e)
 {
     const struct load_reader r = {.g = s->g, .spec = s->m->spec, .c = s->m->ckpt};
     int rc = ERR_OK;
@@ -76,7 +77,7 @@ static int weigh(struct stream *s, const uint8_t *wanted, struct err *e)
     return rc;
 }
 
-static int prepare(struct stream *s, const uint8_t *wanted, struct err *e)
+static int prepare(struct stream *s, struct err *e)
 {
     const struct graph *g = s->g;
     s->value_bytes = arena_alloc_n(&s->arena, g->n_values + (size_t)1, sizeof *s->value_bytes);
@@ -92,13 +93,11 @@ static int prepare(struct stream *s, const uint8_t *wanted, struct err *e)
     int rc = graph_positional(g, s->positional, e);
     if (rc == 0)
         rc = unique_ids(s, e);
-    if (rc == 0)
-        rc = check_ids(s, wanted, e);
-    return rc ? rc : weigh(s, wanted, e);
+    return rc ? rc : check_ids(s, e);
 }
 
-int stream_open(struct stream *s, const struct oracle_model *m, const uint8_t *wanted, const int32_t *ids,
-                size_t n_ids, struct err *e)
+int stream_open(struct stream *s, const struct oracle_model *m, const int32_t *ids, size_t n_ids,
+                struct err *e)
 {
     *s = (struct stream){.m = m, .g = m->spec->graph, .ids = ids, .n_tokens = (uint32_t)n_ids};
     arena_init(&s->arena, m->d0 ? &m->d0->mem : NULL, MEM_MISC);
@@ -113,7 +112,7 @@ int stream_open(struct stream *s, const struct oracle_model *m, const uint8_t *w
             s->budget = UINT64_MAX / 4;
         s->budget -= s->budget / 10;
     }
-    return prepare(s, wanted, e);
+    return prepare(s, e);
 }
 
 static void free_states(struct stream *s)
@@ -225,6 +224,17 @@ int stream_want(struct stream *s, size_t first_piece, uint32_t value, struct err
         }
     }
     BUG("no piece makes %s", s->g->info[value].name);
+}
+
+const char *stream_name(const struct stream *s, uint32_t value, char *buf, size_t bytes)
+{
+    const uint32_t at = s->maker[value];
+    for (uint32_t k = 1; at != D0_NO_VALUE && k < s->g->nodes[at].n_outputs; k++)
+        if (s->g->nodes[at].outputs[k] == value) {
+            snprintf(buf, bytes, "%s:%u", s->g->info[value].name, k);
+            return buf;
+        }
+    return s->g->info[value].name;
 }
 
 /* ---- states ---- */

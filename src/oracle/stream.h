@@ -50,10 +50,11 @@ struct stream {
     struct oracle_cost cost;
 };
 
-/* Checks that every weight of the graph that a node in `nodes` reads is there. wanted[n_nodes]: 1 for nodes
- * that will run. */
-int stream_open(struct stream *s, const struct oracle_model *m, const uint8_t *wanted, const int32_t *ids,
-                size_t n_ids, struct err *e);
+int stream_open(struct stream *s, const struct oracle_model *m, const int32_t *ids, size_t n_ids,
+                struct err *e);
+/* Every weight that these nodes read is there and of the shape that the graph wants. wanted[n_nodes]: 1 for
+ * nodes that will run. Before stream_add. */
+int stream_weigh(struct stream *s, const uint8_t *wanted, struct err *e);
 void stream_close(struct stream *s);
 /* Adds pieces for these nodes (ascending): one a layer, more where its weights do not fit. `carried`: bytes
  * that values between pieces will take. ERR_NOMEM where one operator alone does not fit, with the bytes. */
@@ -64,6 +65,9 @@ int stream_want(struct stream *s, size_t first_piece, uint32_t value, struct err
 int stream_run(struct stream *s, size_t first, const struct stream_io *io, struct err *e);
 /* Most weight bytes that one piece may have. */
 uint64_t stream_piece_limit(const struct stream *s);
+
+/* Name of a value in a trace: its own, or "NAME:1" for a second output of an operator. */
+const char *stream_name(const struct stream *s, uint32_t value, char *buf, size_t bytes);
 
 /* ---- stream_load.c ---- */
 struct stream_part { /* one piece, ready to be loaded and run */
