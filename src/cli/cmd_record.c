@@ -17,7 +17,7 @@ struct record_arguments {
     uint32_t kv_dtype;
 };
 
-enum { KEY_TOKENS = 0x2000, KEY_TEXT, KEY_LAYERS, KEY_FROM, KEY_PROBES, KEY_KV, KEY_FRESH };
+enum { KEY_TOKENS = 0x2000, KEY_TEXT, KEY_LAYERS, KEY_FROM, KEY_PROBES, KEY_KV, KEY_WATCH, KEY_FRESH };
 
 static const struct argp_option options[] = {
     {"out", 'o', "TRACE", 0, "the trace to write (required)", 1},
@@ -28,6 +28,8 @@ static const struct argp_option options[] = {
     {"probes", KEY_PROBES, "WHICH", 0,
      "all (default), layers, none, or names with commas between, NAME* for all that begin so", 1},
     {"kv", KEY_KV, "TYPE", 0, "type of the KV pages: f32, bf16 or f16 (default: by the weights)", 1},
+    {"watch", KEY_WATCH, NULL, 0,
+     "tell the largest magnitude of every operator beside what F16, BF16 and F8 hold", 1},
     {"fresh", KEY_FRESH, NULL, 0, "throw an interrupted run of this trace away", 1},
     {0},
 };
@@ -73,6 +75,9 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     case KEY_KV:
         a->kv_dtype = cli_kv_dtype(state, arg);
         break;
+    case KEY_WATCH:
+        a->record.watch = true;
+        break;
     case KEY_FRESH:
         a->record.fresh = true;
         break;
@@ -105,6 +110,29 @@ static void write_cost(struct json_writer *w, const struct oracle_cost *c)
     json_put_f64(w, "seconds", c->seconds);
 }
 
+static void write_watch(struct json_writer *w, const struct record_result *r)
+{
+    json_key(w, "watch");
+    json_begin_array(w);
+    for (size_t i = 0; i < r->n_watch; i++) {
+        const struct record_watch *x = &r->watch[i];
+        json_begin_object(w);
+        json_put_string(w, "name", x->name);
+        json_put_string(w, "operator", x->op);
+        json_put_i64(w, "layer", x->layer);
+        json_put_f64(w, "max_abs", x->max_abs);
+        json_put_u64(w, "token", x->token);
+        json_put_u64(w, "not_finite", x->not_finite);
+        json_put_f64(w, "f16_headroom_bits", x->f16_bits);
+        json_put_f64(w, "bf16_headroom_bits", x->bf16_bits);
+        if (x->stored)
+            json_put_f64(w, "f8_e4m3_headroom_bits", x->f8_e4m3_bits);
+        json_end_object(w);
+    }
+    json_end_array(w);
+    json_put_string(w, "first_beyond_f16", r->first_beyond_f16 ? r->first_beyond_f16->name : NULL);
+}
+
 static int print_json(const struct record_arguments *a, const struct record_result *r,
                       const struct findings *f, int status)
 {
@@ -123,6 +151,7 @@ static int print_json(const struct record_arguments *a, const struct record_resu
     json_put_u64(&w, "pieces", r->pieces);
     json_put_u64(&w, "pieces_resumed", r->resumed);
     write_cost(&w, &r->cost);
+    write_watch(&w, r);
     json_key(&w, "findings");
     findings_write_json(f, &w);
     json_end_object(&w);
@@ -145,6 +174,49 @@ static void print_text(const struct record_arguments *a, const struct record_res
            format_bytes(r->cost.weight_bytes, weights, sizeof weights),
            format_bytes((uint64_t)per_second(r->cost.weight_bytes, r->cost.read_seconds), rate, sizeof rate),
            r->cost.ahead ? ", ahead of computing" : "", r->cost.seconds, r->cost.compute_seconds);
+}
+
+static int by_magnitude(const void *a, const void *b)
+{
+    const struct record_watch *x = *(const struct record_watch *const *)a,
+                              *y = *(const struct record_watch *const *)b;
+    return x->max_abs != y->max_abs ? (x->max_abs < y->max_abs ? 1 : -1) : (x > y) - (x < y);
+}
+
+/* The largest ones, and all of keys and values that pages of eight bits would not hold. */
+static void print_watch(const struct record_result *r)
+{
+    const struct record_watch **order = calloc(r->n_watch + 1, sizeof *order);
+    struct table t;
+    if (!order || !r->n_watch) {
+        free(order);
+        return;
+    }
+    for (size_t i = 0; i < r->n_watch; i++)
+        order[i] = &r->watch[i];
+    qsort(order, r->n_watch, sizeof *order, by_magnitude);
+    table_init(&t, 7);
+    static const char *const heads[] = {"largest",   "operator",   ">|value|",          ">token",
+                                        ">F16 bits", ">BF16 bits", ">F8_E4M3 bits (KV)"};
+    for (size_t i = 0; i < ARRAY_LEN(heads); i++)
+        table_cell(&t, "%s", heads[i]);
+    for (size_t i = 0; i < r->n_watch && i < 12; i++) {
+        const struct record_watch *x = order[i];
+        table_cell(&t, "%s", x->name);
+        table_cell(&t, "%s", x->op);
+        table_cell(&t, "%.6g%s", x->max_abs, x->not_finite ? " and NaN or infinity" : "");
+        table_cell(&t, "%llu", (unsigned long long)x->token);
+        table_cell(&t, "%.1f", x->f16_bits);
+        table_cell(&t, "%.1f", x->bf16_bits);
+        if (x->stored)
+            table_cell(&t, "%.1f", x->f8_e4m3_bits);
+        else
+            table_cell(&t, "%s", "");
+    }
+    printf("\n%zu values watched; headroom in bits, negative where the type does not hold it\n", r->n_watch);
+    table_print(&t, stdout);
+    table_release(&t);
+    free(order);
 }
 
 static int read_prompt(struct record_arguments *a, struct oracle_model *m, struct arena *arena,
@@ -216,8 +288,10 @@ int cmd_record(struct d0 *d0, int argc, char **argv)
     int status = findings_failed(&f) ? EXIT_CHECK_FAILED : EXIT_PASSED;
     if (rc == ERR_OK && a.common.json)
         status = print_json(&a, &r, &f, status);
-    else if (rc == ERR_OK)
+    else if (rc == ERR_OK) {
         print_text(&a, &r);
+        print_watch(&r);
+    }
     if (!a.common.json)
         cli_print_findings(&f);
     if (rc)

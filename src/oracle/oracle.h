@@ -43,8 +43,21 @@ struct record_options {
     const char *probes;              /* "all", "layers" (what each layer gives), "none", or names with commas
                                         between, each of which may end in '*'; NULL: all */
     const char *out;                 /* the trace; OUT.partial and OUT.state while it is being made */
+    bool watch;                      /* look at what every operator gives, recorded or not */
     bool fresh;                      /* an interrupted run is thrown away, not gone on with */
     uint64_t stop_after;             /* tests: an error after so many pieces; 0: none */
+};
+
+/* The largest magnitude that an operator gave, beside what narrower types hold. */
+struct record_watch {
+    const char *name; /* of the value */
+    const char *op;
+    int32_t layer;
+    bool stored;    /* keys or values: they go to KV pages */
+    double max_abs; /* of the finite ones */
+    uint64_t token; /* where */
+    uint64_t not_finite;
+    double f16_bits, bf16_bits, f8_e4m3_bits; /* headroom: log2(limit / max_abs); negative: too large */
 };
 
 struct record_result {
@@ -53,13 +66,17 @@ struct record_result {
     bool logits;
     int32_t first_layer, last_layer;
     uint64_t file_bytes;
-    char not_finite[160]; /* first probe with NaN or infinity, or "" */
+    char not_finite[160];       /* first probe with NaN or infinity, or "" */
+    struct record_watch *watch; /* in the order of the graph; in the arena */
+    size_t n_watch;
+    const struct record_watch *first_beyond_f16; /* NULL: none */
     struct oracle_cost cost;
 };
-/* Findings: N002 where a recorded value is not finite, and the run goes on. Errors: ERR_INVALID (layers,
- * probes, ids), ERR_MISMATCH (a partial trace of another run, or damaged; a trace that does not fit),
- * ERR_MISSING, ERR_NOMEM (a single operator does not fit), ERR_UNSUPPORTED, ERR_IO. After an error the
- * partial trace stays, and the same call goes on where it stopped. */
+/* Findings: N002 where a recorded (watched) value is not finite, N008 where a watched one is too large for
+ * F16; the run goes on. Errors: ERR_INVALID (layers, probes, ids), ERR_MISMATCH (a partial trace of another
+ * run, or damaged; a trace that does not fit), ERR_MISSING, ERR_NOMEM (a single operator does not fit),
+ * ERR_UNSUPPORTED, ERR_IO. After an error the partial trace stays, and the same call goes on where it
+ * stopped. */
 int oracle_record(const struct oracle_model *m, const struct record_options *o, struct arena *arena,
                   struct record_result *out, struct findings *f, struct err *e);
 

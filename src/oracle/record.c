@@ -51,6 +51,8 @@ static int take_output(void *context, size_t piece, uint32_t value, uint64_t fir
     struct kept *k = &r->kept[value];
     (void)piece;
     look_for_nan(r, value, first, n, width, rows);
+    if (r->watched && r->g->values[value].dtype == D0_F32)
+        watch_rows(r, value, first, n, width, rows);
     if (k->wanted && !k->data && !(k->data = malloc(k->bytes ? (size_t)k->bytes : 1)))
         return err_set(e, ERR_NOMEM, "no memory for %llu bytes of %s", (unsigned long long)k->bytes,
                        r->g->info[value].name);
@@ -98,7 +100,7 @@ static void summarise(struct recording *r)
         char subject[160];
         snprintf(subject, sizeof subject, "%.*s", (int)strcspn(out->not_finite, ","), out->not_finite);
         finding_add(r->f, FINDING_N002, subject,
-                    "first value that is not finite: %s; what follows from it was recorded all the same",
+                    "first value that is not finite: %s; what follows from it was computed all the same",
                     out->not_finite);
     }
 }
@@ -123,6 +125,8 @@ int oracle_record(const struct oracle_model *m, const struct record_options *o, 
         rc = stream_run(&r.stream, r.first_piece, &io, e);
     if (rc == 0)
         rc = record_finish(&r, e);
+    if (rc == 0 && r.watched)
+        rc = watch_report(&r, e);
     if (rc == 0)
         summarise(&r);
     for (uint32_t v = 0; r.kept && v < r.g->n_values; v++)

@@ -16,6 +16,12 @@ struct kept {            /* a value between pieces */
     bool wanted;
 };
 
+struct watched { /* a value's magnitude so far */
+    double max_abs;
+    uint64_t token, not_finite;
+    bool seen;
+};
+
 struct recording {
     const struct oracle_model *m;
     const struct record_options *o;
@@ -25,10 +31,11 @@ struct recording {
     const struct graph *g;
     struct stream stream;
     struct trace *from;
-    uint8_t *wanted;    /* by node: 1 what runs */
-    uint32_t *piece_of; /* by node */
-    uint32_t *slot_of;  /* by value: slot of the trace, or UINT32_MAX */
-    struct kept *kept;  /* by value */
+    uint8_t *wanted;         /* by node: 1 what runs */
+    uint32_t *piece_of;      /* by node */
+    uint32_t *slot_of;       /* by value: slot of the trace, or UINT32_MAX */
+    struct kept *kept;       /* by value */
+    struct watched *watched; /* by value; NULL: not asked for */
     struct trace_writer writer;
     struct strbuf header;
     char identity[65];
@@ -39,6 +46,15 @@ struct recording {
 
 /* ---- record_plan.c: which nodes, which values; fills stream, kept, slots ---- */
 int record_plan(struct recording *r, struct err *e);
+
+/* ---- record_watch.c ---- */
+void watch_rows(struct recording *r, uint32_t value, uint64_t first, uint64_t n, uint64_t width,
+                const float *x);
+/* The list by operator, and findings. */
+int watch_report(struct recording *r, struct err *e);
+/* For a run that is taken up again. */
+void watch_save(const struct recording *r, struct json_writer *w);
+bool watch_load(struct recording *r, const struct json *list);
 
 /* ---- record_state.c ---- */
 /* Opens or makes the partial trace; first_piece and kept values are those of the run before. */

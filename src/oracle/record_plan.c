@@ -217,7 +217,9 @@ static int choose_value(struct recording *r, uint32_t v, bool *used, struct err 
         r->out->handed_on++;
         rc = add_slot(r, v, stream_name(&r->stream, v, name, sizeof name), e);
     }
-    return rc == 0 && r->kept[v].wanted ? stream_want(&r->stream, 0, v, e) : rc;
+    if (rc == 0 && (r->kept[v].wanted || (r->watched && r->g->values[v].dtype == D0_F32)))
+        rc = stream_want(&r->stream, 0, v, e);
+    return rc;
 }
 
 static int unknown_probe(const char *list, const bool *used, struct err *e)
@@ -270,7 +272,9 @@ int record_plan(struct recording *r, struct err *e)
     r->piece_of = arena_alloc_n(r->arena, g->n_nodes + (size_t)1, sizeof *r->piece_of);
     r->slot_of = arena_alloc_n(r->arena, g->n_values + (size_t)1, sizeof *r->slot_of);
     r->kept = arena_alloc_n(r->arena, g->n_values + (size_t)1, sizeof *r->kept);
-    if (!r->wanted || !r->piece_of || !r->slot_of || !r->kept)
+    if (r->o->watch)
+        r->watched = arena_alloc_n(r->arena, g->n_values + (size_t)1, sizeof *r->watched);
+    if ((r->o->watch && !r->watched) || !r->wanted || !r->piece_of || !r->slot_of || !r->kept)
         return err_set(e, ERR_NOMEM, "no memory for a graph of %u nodes", g->n_nodes);
     memset(r->slot_of, 0xff, (g->n_values + (size_t)1) * sizeof *r->slot_of);
     int rc = choose_nodes(r, e);

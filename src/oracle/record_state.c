@@ -69,7 +69,7 @@ static int make_identity(struct recording *r, struct err *e)
     int rc = sha256_hex(r->o->ids, r->o->n_ids * sizeof *r->o->ids, ids, e);
     if (rc == 0 && r->from)
         rc = sha256_file(r->from->path, from, e);
-    strbuf_printf(&text, "%s %s %s %s", STATE_FORMAT, r->writer.header_sha256, ids, from);
+    strbuf_printf(&text, "%s %s %s %s %d", STATE_FORMAT, r->writer.header_sha256, ids, from, r->o->watch);
     for (size_t i = 0; rc == 0 && i < r->m->ckpt->n_shards; i++) {
         const struct ckpt_shard *s = &r->m->ckpt->shards[i];
         const char *path = ckpt_path(r->m->ckpt, s->name);
@@ -132,6 +132,8 @@ static void state_json(const struct recording *r, size_t next, struct strbuf *ou
         if (r->kept[v].data)
             json_write_u64(&w, v);
     json_end_array(&w);
+    if (r->watched)
+        watch_save(r, &w);
     json_end_object(&w);
 }
 
@@ -349,6 +351,8 @@ static int read_state(struct recording *r, struct loading *x, struct err *e)
         rc = load_end(r, x, e);
     if (rc == 0)
         rc = check_finished(r, x, e);
+    if (rc == 0 && r->watched && !watch_load(r, json_get(x->json, "watch")))
+        rc = refuse(r, r->state, "does not hold the magnitudes seen so far", e);
     return rc ? rc : find_next(r, x, e);
 }
 

@@ -429,6 +429,83 @@ static void test_not_finite(void **state)
     tiny_model_close(&m);
 }
 
+/* ---- the watch ---- */
+
+static void enlarge(void *context, const char *name, float *x, size_t n)
+{
+    (void)context;
+    for (size_t i = 0; !strcmp(name, "model.layers.1.mlp.down_proj.weight") && i < n; i++)
+        x[i] *= 2e5f;
+    for (size_t i = 0; !strcmp(name, "model.layers.2.self_attn.k_proj.weight") && i < n; i++)
+        x[i] *= 1e3f;
+}
+
+static void test_watch(void **state)
+{
+    (void)state;
+    struct tiny_model m;
+    struct err e = {0};
+    struct arena arena;
+    struct findings f;
+    struct record_result r, again;
+    struct ids_of ids;
+    tiny_model_write(in_dir("large"), TINY_LLAMA_CONFIG, NULL, 1, enlarge, NULL);
+    tiny_model_open(&m, in_dir("large"), NULL, "fast");
+    ids = make_ids(&m);
+    arena_init(&arena, NULL, MEM_MISC);
+    findings_init(&f, NULL);
+    struct oracle_model om = {.dev = &m.d, .spec = m.s, .ckpt = m.c};
+    struct record_options o = {.ids = ids.ids,
+                               .n_ids = TOKENS,
+                               .first_layer = -1,
+                               .last_layer = -1,
+                               .probes = "none",
+                               .watch = true,
+                               .out = in_dir("watch.st")};
+    ok(oracle_record(&om, &o, &arena, &r, &f, &e), &e);
+    assert_int_equal(f.n, 2);
+    assert_int_equal(f.items[0].id, FINDING_N008);
+    assert_string_equal(f.items[0].subject, "model.layers.1.mlp.down_proj");
+    assert_non_null(strstr(f.items[0].evidence, "linear of layer 1"));
+    assert_int_equal(f.items[0].severity, SEVERITY_WARNING);
+    assert_string_equal(f.items[1].subject, "model.layers.2.self_attn.k_rope");
+    assert_int_equal(f.items[1].severity, SEVERITY_INFO);
+    /* the residual carries it on through layers 1 and 2 */
+    size_t beyond = 0;
+    const struct record_watch *first = r.first_beyond_f16;
+    for (size_t i = 0; i < r.n_watch; i++)
+        beyond += r.watch[i].max_abs > 65504;
+    assert_true(first && first->max_abs > 65504 && beyond >= 4);
+    assert_true(fabs(first->f16_bits - log2(65504 / first->max_abs)) < 1e-12 && first->f16_bits < 0);
+    /* every operator but the rope table, also those that are no probes */
+    assert_int_equal(r.n_watch, 1 + 3 * 15 + 3);
+    /* the same after an interruption */
+    o.stop_after = 4;
+    o.fresh = true;
+    assert_int_equal(oracle_record(&om, &o, &arena, &again, &f, &e), ERR_CANCELLED);
+    o.stop_after = 0;
+    o.fresh = false;
+    ok(oracle_record(&om, &o, &arena, &again, &f, &e), &e);
+    assert_int_equal(again.resumed, 4);
+    assert_int_equal(again.n_watch, r.n_watch);
+    for (size_t i = 0; i < r.n_watch; i++) {
+        assert_string_equal(again.watch[i].name, r.watch[i].name);
+        assert_true(again.watch[i].max_abs == r.watch[i].max_abs && again.watch[i].token == r.watch[i].token);
+    }
+    /* a model whose sums stay within F16 is told nothing */
+    findings_release(&f);
+    tiny_model_close(&m);
+    tiny_model_open(&m, in_dir("llama"), NULL, "fast");
+    om.spec = m.s;
+    om.ckpt = m.c;
+    findings_init(&f, NULL);
+    ok(oracle_record(&om, &o, &arena, &r, &f, &e), &e);
+    assert_true(f.n == 0 && !r.first_beyond_f16 && r.n_watch == again.n_watch);
+    findings_release(&f);
+    arena_release(&arena);
+    tiny_model_close(&m);
+}
+
 /* ---- cuts through other families ---- */
 
 /* Kept residuals, several streams, and a choice of keys that a later layer takes over. */
@@ -573,8 +650,8 @@ int main(void)
         cmocka_unit_test(test_equals_memory), cmocka_unit_test(test_any_memory),
         cmocka_unit_test(test_layers),        cmocka_unit_test(test_interrupted),
         cmocka_unit_test(test_refused),       cmocka_unit_test(test_probes),
-        cmocka_unit_test(test_not_finite),    cmocka_unit_test(test_many_values),
-        cmocka_unit_test(test_ids),
+        cmocka_unit_test(test_not_finite),    cmocka_unit_test(test_watch),
+        cmocka_unit_test(test_many_values),   cmocka_unit_test(test_ids),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }
