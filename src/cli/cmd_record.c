@@ -13,11 +13,22 @@
 struct record_arguments {
     struct common common;
     struct record_options record;
-    const char *tokens, *text;
+    const char *tokens, *text, *import, *map;
     uint32_t kv_dtype;
 };
 
-enum { KEY_TOKENS = 0x2000, KEY_TEXT, KEY_LAYERS, KEY_FROM, KEY_PROBES, KEY_KV, KEY_WATCH, KEY_FRESH };
+enum {
+    KEY_TOKENS = 0x2000,
+    KEY_TEXT,
+    KEY_LAYERS,
+    KEY_FROM,
+    KEY_PROBES,
+    KEY_KV,
+    KEY_WATCH,
+    KEY_FRESH,
+    KEY_IMPORT,
+    KEY_MAP
+};
 
 static const struct argp_option options[] = {
     {"out", 'o', "TRACE", 0, "the trace to write (required)", 1},
@@ -31,6 +42,9 @@ static const struct argp_option options[] = {
     {"watch", KEY_WATCH, NULL, 0,
      "tell the largest magnitude of every operator beside what F16, BF16 and F8 hold", 1},
     {"fresh", KEY_FRESH, NULL, 0, "throw an interrupted run of this trace away", 1},
+    {"import", KEY_IMPORT, "DIR", 0, "no MODEL: a trace from the .npy and .safetensors files of another tool",
+     2},
+    {"map", KEY_MAP, "FILE", 0, "JSON that maps its names to ours (docs/references.md)", 2},
     {0},
 };
 
@@ -81,9 +95,24 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     case KEY_FRESH:
         a->record.fresh = true;
         break;
+    case KEY_IMPORT:
+        a->import = arg;
+        break;
+    case KEY_MAP:
+        a->map = arg;
+        break;
     case ARGP_KEY_END:
         if (!a->record.out)
             argp_error(state, "-o TRACE is needed");
+        if (!a->import != !a->map)
+            argp_error(state, "--import DIR and --map FILE belong together");
+        if (a->import) {
+            if (a->common.model || a->tokens || a->text || a->record.from)
+                argp_error(state, "--import runs no MODEL");
+            break;
+        }
+        if (!a->common.model)
+            argp_error(state, "a MODEL directory is needed");
         if (!a->tokens == !a->text)
             argp_error(state, "one of --tokens FILE and --text TEXT is needed");
         break;
@@ -260,20 +289,44 @@ static int record(struct record_arguments *a, struct arena *arena, struct record
     return rc;
 }
 
+static int import_trace(const struct record_arguments *a, struct arena *arena)
+{
+    struct import_result r;
+    struct err e = {0};
+    char bytes[32];
+    if (oracle_import(a->import, a->map, a->record.out, arena, &r, &e))
+        return cli_error(&a->common, &e);
+    if (!a->common.json) {
+        printf("%s: %s, %zu tokens, %zu tensors from %s; %zu more there are not mapped\n", a->record.out,
+               format_bytes(r.file_bytes, bytes, sizeof bytes), r.positions, r.tensors, a->import, r.unused);
+        return EXIT_PASSED;
+    }
+    struct strbuf out = STRBUF_INIT;
+    struct json_writer w;
+    json_writer_init(&w, &out, true);
+    json_begin_object(&w);
+    json_put_string(&w, "trace", a->record.out);
+    json_put_u64(&w, "positions", r.positions);
+    json_put_u64(&w, "tensors", r.tensors);
+    json_put_u64(&w, "not_mapped", r.unused);
+    json_put_u64(&w, "file_bytes", r.file_bytes);
+    json_end_object(&w);
+    return cli_print(&out, EXIT_PASSED);
+}
+
 int cmd_record(struct d0 *d0, int argc, char **argv)
 {
     static const struct argp_child children[] = {{&common_argp, 0, NULL, 0}, {0}};
     static const struct argp argp = {
         options,
         parse,
-        "MODEL -o TRACE",
+        "MODEL -o TRACE\n--import DIR --map FILE -o TRACE",
         "Run a model of any size exactly, piece by piece from disk, and write what it "
         "computed (docs/references.md).",
         children,
         NULL,
         NULL};
-    struct record_arguments a = {.common = {.d0 = d0, .needs_model = true},
-                                 .record = {.first_layer = -1, .last_layer = -1}};
+    struct record_arguments a = {.common = {.d0 = d0}, .record = {.first_layer = -1, .last_layer = -1}};
     cli_parse(&argp, argc, argv, &a);
     if (isatty(STDERR_FILENO))
         d0->log.level = LOG_INFO;
@@ -283,6 +336,12 @@ int cmd_record(struct d0 *d0, int argc, char **argv)
     struct err e = {0};
     findings_init(&f, &d0->mem);
     arena_init(&arena, &d0->mem, MEM_REPORT);
+    if (a.import) {
+        int imported = import_trace(&a, &arena);
+        findings_release(&f);
+        arena_release(&arena);
+        return imported;
+    }
     int rc = record(&a, &arena, &r, &f, &e);
     cli_waive(&a.common, &f);
     int status = findings_failed(&f) ? EXIT_CHECK_FAILED : EXIT_PASSED;

@@ -134,6 +134,16 @@ int oracle_compare(const char *reference, const char *other, struct arena *arena
 int oracle_compare_model(const struct oracle_model *m, const char *reference, struct arena *arena,
                          struct compare_result *out, struct findings *f, struct err *e);
 
+/* ---- traces of other tools ---- */
+struct import_result {
+    size_t positions, tensors, unused; /* unused: arrays that the map does not name */
+    uint64_t file_bytes;
+};
+/* A trace from the *.npy and *.safetensors files of a directory and a map, docs/references.md. ERR_MISSING,
+ * ERR_FORMAT, ERR_MISMATCH (a shape that is not that of the tokens), ERR_UNSUPPORTED, ERR_IO. */
+int oracle_import(const char *dir, const char *map, const char *out, struct arena *arena,
+                  struct import_result *result, struct err *e);
+
 /* Token ids from a file: decimal numbers with anything but digits and signs between, or the ids of a trace
  * (*.safetensors). In the arena. ERR_MISSING, ERR_FORMAT, ERR_LIMIT. */
 int oracle_read_ids(const char *path, struct arena *arena, int32_t **ids, size_t *n, struct err *e);

@@ -30,6 +30,39 @@ says "it is N007" '"id": "N007"' "$scratch/out"
 [ "$(field wrong "$scratch/out")" = 1 ] && ok "one operator only: what follows was fed what is right" || not_ok "one operator only"
 run 0 "waived" "$day0" compare "$scratch/good.safetensors" "$scratch/copy" --waive N007=known
 
+# --- what another tool dumped: .npy files and a map
+mkdir "$scratch/dump"
+python3 - "$reference" "$scratch/dump" > "$scratch/out" 2>&1 << 'PY' || not_ok "writing .npy files"
+import json, struct, sys
+with open(sys.argv[1], "rb") as f:
+    n = struct.unpack("<Q", f.read(8))[0]
+    header = json.loads(f.read(n))
+    names = {}
+    for i, (name, t) in enumerate((k, v) for k, v in header.items() if k != "__metadata__"):
+        f.seek(8 + n + t["data_offsets"][0])
+        data = f.read(t["data_offsets"][1] - t["data_offsets"][0])
+        theirs = "layer_%02d" % int(name.split(".")[2]) if name[:-1] == "model.layers." else "array%d" % i
+        shape = t["shape"] if name == "token_ids" else [1] + t["shape"]
+        head = "{'descr': '%s', 'fortran_order': False, 'shape': (%s,), }" % ({"F32": "<f4", "I32": "<i4", "I64": "<i8"}[t["dtype"]],
+                                                                           ", ".join(map(str, shape)))
+        head = head.encode().ljust(118) + b"\n"
+        with open("%s/%s.npy" % (sys.argv[2], theirs), "wb") as out:
+            out.write(b"\x93NUMPY\x01\x00" + struct.pack("<H", len(head)) + head + data)
+        if name == "token_ids":
+            ids = theirs
+        elif theirs[0] == "a":
+            names[theirs] = name
+    names["layer_%d"] = "model.layers.%d"
+json.dump({"producer": "a dump", "token_ids": ids, "tensors": names}, open(sys.argv[2] + "/map.json", "w"))
+PY
+run 0 "a trace from .npy files" "$day0" record --import "$scratch/dump" --map "$scratch/dump/map.json" -o "$scratch/imported.safetensors" --json
+[ "$(field tensors "$scratch/out")" = 10 ] && ok "all ten tensors" || not_ok "all ten tensors"
+run 0 "is what it was made from" "$day0" compare "$reference" "$scratch/imported.safetensors"
+says "bit for bit" '10 probes right, 0 wrong, 0 not judged; every bit is equal' "$scratch/out"
+run 0 "and the model is held against it" "$day0" compare "$scratch/imported.safetensors" "$model"
+run 2 "--import without a map" "$day0" record --import "$scratch/dump" -o "$scratch/x"
+run 2 "--import beside a MODEL" "$day0" record "$model" --import "$scratch/dump" --map "$scratch/dump/map.json" -o "$scratch/x"
+
 "$day0" record "$model" --text "Ada looks" -o "$scratch/other.safetensors" > /dev/null
 run 1 "traces of other tokens" "$day0" compare "$scratch/good.safetensors" "$scratch/other.safetensors"
 says "are N006" 'N006' "$scratch/out"
