@@ -139,7 +139,7 @@ enum d0_input_role {
     D0_INPUT_SEQ_OF = 3,     /* [T] index of the token's sequence in this step, 0..B-1, ascending */
     D0_INPUT_PAGE_TABLE = 4, /* [B, P] page ids; entries past the sequence's pages are -1 */
     D0_INPUT_ROWS = 5,       /* [R] token indices whose hidden row goes to the output head */
-    D0_INPUT_HIDDEN = 6,     /* [T, hidden] float32: a part that starts in mid-model */
+    D0_INPUT_HIDDEN = 6,     /* [T, width] float32 or int32: a part that starts in mid-model */
     D0_INPUT_SLOTS = 7,      /* [B] slot of each sequence in states that do not grow with the context, no two
                               * alike. A token at position 0 begins from zero, whatever the slot holds */
 };

@@ -146,6 +146,11 @@ struct st_file {
 enum st_verdict st_parse(const char *head, size_t head_bytes, uint64_t file_bytes, struct arena *arena,
                          struct st_file *out, char *why, size_t why_bytes);
 
+/* The header of an open file: its length first, at most `most` bytes of it. ERR_FORMAT with the verdict;
+ * everything lives in the arena. */
+int st_read_head(int fd, const char *path, uint64_t file_bytes, uint64_t most, struct arena *arena,
+                 struct st_file *out, struct err *e);
+
 /* ---- writing safetensors (traces, tools): file replaced atomically; data in the reference writer's order
  * (largest element first, then by name). ERR_INVALID for duplicate names, bad shapes and unknown types. ----
  */
@@ -158,6 +163,11 @@ struct st_entry {
 };
 int st_write(const char *path, const struct st_entry *entries, size_t n, const char *const *meta_keys,
              const char *const *meta_values, size_t n_meta, struct err *e);
+/* The header alone, without its length, for a file whose data come later in the order of the entries (data is
+ * not looked at). Names must differ and shapes be whole; the end is padded so that data begin at a multiple
+ * of 8. */
+void st_write_header(struct strbuf *header, const struct st_entry *const *entries, size_t n,
+                     const char *const *meta_keys, const char *const *meta_values, size_t n_meta);
 
 /* ---- the index file ---- */
 #define CKPT_INDEX_BAD_FILE UINT32_MAX

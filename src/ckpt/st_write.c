@@ -55,8 +55,8 @@ static int check_entries(const struct st_entry *const *sorted_by_name, size_t n,
     return ERR_OK;
 }
 
-static void write_header(struct strbuf *header, const struct st_entry *const *entries, size_t n,
-                         const char *const *meta_keys, const char *const *meta_values, size_t n_meta)
+void st_write_header(struct strbuf *header, const struct st_entry *const *entries, size_t n,
+                     const char *const *meta_keys, const char *const *meta_values, size_t n_meta)
 {
     struct json_writer w;
     uint64_t at = 0, bytes = 0;
@@ -71,7 +71,7 @@ static void write_header(struct strbuf *header, const struct st_entry *const *en
     }
     for (size_t i = 0; i < n; i++) {
         const struct st_entry *t = entries[i];
-        (void)shape_bytes(t->dims, t->n_dims, t->dtype, &bytes); /* check_entries() saw it succeed */
+        (void)shape_bytes(t->dims, t->n_dims, t->dtype, &bytes); /* the caller saw it succeed */
         json_key(&w, t->name);
         json_begin_object(&w);
         json_put_string(&w, "dtype", dtype_name(t->dtype));
@@ -166,7 +166,7 @@ int st_write(const char *path, const struct st_entry *entries, size_t n, const c
     int rc = check_entries(order, n, e);
     if (!rc) {
         qsort(order, n, sizeof(*order), writer_order);
-        write_header(&header, order, n, meta_keys, meta_values, n_meta);
+        st_write_header(&header, order, n, meta_keys, meta_values, n_meta);
         if (strbuf_failed(&header))
             rc = err_set(e, ERR_NOMEM, "%s: no memory for the header", path);
         else if (header.len > ST_MAX_HEADER_BYTES)

@@ -12,6 +12,7 @@
 #include "base/finding.h"
 #include "base/json.h"
 #include "base/log.h"
+#include "oracle/oracle.h"
 
 enum exit_status {
     EXIT_PASSED = 0,
@@ -72,14 +73,28 @@ struct plan_degrees;
 void cli_print_layouts(const struct plan_degrees *d);
 void cli_print_layouts_short(const struct plan_degrees *d);
 
+/* A model that is run piece by piece: description and device, no weights. ERR_MISMATCH where findings keep it
+ * from running. To be closed in every case. */
+struct oracle_run {
+    struct dev dev;
+    struct ckpt *ckpt;
+    struct spec *spec;
+    struct oracle_model model;
+};
+int cli_open_oracle(struct oracle_run *r, const struct common *c, uint32_t kv_dtype, struct findings *f,
+                    struct err *e);
+void cli_close_oracle(struct oracle_run *r);
+
 bool cli_colour(FILE *out); /* a terminal, and NO_COLOR is not set */
 
 int cmd_adapt(struct d0 *d0, int argc, char **argv);
 int cmd_check(struct d0 *d0, int argc, char **argv);
+int cmd_compare(struct d0 *d0, int argc, char **argv);
 int cmd_draft(struct d0 *d0, int argc, char **argv);
 int cmd_env(struct d0 *d0, int argc, char **argv);
 int cmd_inspect(struct d0 *d0, int argc, char **argv);
 int cmd_ops(struct d0 *d0, int argc, char **argv);
+int cmd_record(struct d0 *d0, int argc, char **argv);
 int cmd_run(struct d0 *d0, int argc, char **argv);
 int cmd_serve(struct d0 *d0, int argc, char **argv);
 int cmd_stress(struct d0 *d0, int argc, char **argv);

@@ -61,8 +61,9 @@ struct graph_value_info {
     uint64_t stored_bytes; /* weights: bytes of all its tensors in the checkpoint; 0: as the value says */
     bool probe;            /* keep: becomes an OUTPUT when probes are recorded */
     bool keep;             /* an OUTPUT in every plan (activations that leave a slice) */
-    const void *constant;  /* WEIGHT computed on the host (inverse frequencies): its bytes, copied by
-                            * graph_add_value; NULL: comes from the checkpoint */
+    uint32_t origin; /* in a slice: id of the value in the graph that it was cut from, plus one; else 0 */
+    const void *constant; /* WEIGHT computed on the host (inverse frequencies): its bytes, copied by
+                           * graph_add_value; NULL: comes from the checkpoint */
 };
 
 struct graph {
@@ -102,11 +103,16 @@ int graph_set_segments(struct graph *g, struct err *e);
 uint32_t graph_segments(uint64_t k, uint32_t units);
 
 /* Copies nodes [first_layer, last_layer] (layer numbers; -1 for the part before layer 0 is chosen with
- * GRAPH_HEAD/TAIL flags) into a graph of its own. Activations that cross the cut become INPUTs of role
- * D0_INPUT_HIDDEN; nodes that depend only on positions (rope tables) are copied along. */
+ * GRAPH_HEAD/TAIL flags) into a graph of its own. Activations that cross the cut, of float32 or int32, become
+ * INPUTs of role D0_INPUT_HIDDEN; nodes that depend only on positions (rope tables) are copied along. */
 enum { GRAPH_PROLOGUE = 1 /* embedding */, GRAPH_EPILOGUE = 2 /* last norm and logits */ };
 int graph_slice(const struct graph *g, int32_t first_layer, int32_t last_layer, unsigned flags,
                 struct graph **out, struct err *e);
+/* The same for any choice of nodes: wanted[n_nodes] is 1 for those to take. States stay states: whoever cuts
+ * between the node that writes one and a node that reads it carries its memory. */
+int graph_slice_nodes(const struct graph *g, const uint8_t *wanted, struct graph **out, struct err *e);
+/* positional[n_nodes]: 1 for nodes that depend on positions and weights only; every slice makes its own. */
+int graph_positional(const struct graph *g, uint8_t *positional, struct err *e);
 
 /* Liveness: gives every ACTIVATION and OUTPUT an offset in scratch for the largest step and sets
  * scratch_bytes. max_dims: largest T, B, R, P. keep_probes: values marked `probe` become OUTPUTs and share

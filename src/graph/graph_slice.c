@@ -86,8 +86,7 @@ static bool node_positional(const struct slice *s, const struct d0_node *n)
     return n->n_outputs > 0 && s->positional[n->outputs[0]];
 }
 
-/* Nodes outside of layers stand before the first layer (prologue) or after it (epilogue). Position tables are
- * taken only where a taken node needs them, whatever layer they stand in. */
+/* Nodes outside of layers stand before the first layer (prologue) or after it (epilogue). */
 static void choose_nodes(struct slice *s, int32_t first, int32_t last, unsigned flags)
 {
     const struct graph *g = s->g;
@@ -102,6 +101,12 @@ static void choose_nodes(struct slice *s, int32_t first, int32_t last, unsigned 
         else
             s->taken[i] = (flags & (seen_layer ? GRAPH_EPILOGUE : GRAPH_PROLOGUE)) != 0;
     }
+}
+
+/* Position tables are taken only where a taken node needs them, whatever layer they stand in. */
+static void take_positional(struct slice *s)
+{
+    const struct graph *g = s->g;
     for (uint32_t i = g->n_nodes; i-- > 0;)
         for (uint32_t j = 0; s->taken[i] && j < g->nodes[i].n_inputs; j++) {
             uint32_t v = g->nodes[i].inputs[j];
@@ -118,13 +123,15 @@ static int map_input(struct slice *s, uint32_t v, uint32_t *out, struct err *e)
         struct d0_value x = s->g->values[v];
         struct graph_value_info info = s->g->info[v];
         if (s->maker[v] != D0_NO_VALUE) {
-            if (x.n_dims != 2 || x.dtype != D0_F32)
-                return err_set(e, ERR_UNSUPPORTED, "%s crosses the cut but is no row of float32", info.name);
+            if (x.n_dims != 2 || (x.dtype != D0_F32 && x.dtype != D0_I32))
+                return err_set(e, ERR_UNSUPPORTED, "%s crosses the cut but is no row of float32 or int32",
+                               info.name);
             x.kind = D0_VALUE_INPUT;
             x.role = D0_INPUT_HIDDEN;
             x.offset = 0;
             info.probe = info.keep = false;
         }
+        info.origin = v + 1;
         rc = graph_add_value(s->out, &x, &info, &s->map[v], e);
     }
     *out = s->map[v];
@@ -152,6 +159,7 @@ static int copy_nodes(struct slice *s, struct err *e)
             info->probe = g->info[from].probe;
             info->keep = g->info[from].keep;
             info->layer = g->info[from].layer;
+            info->origin = from + 1;
             s->map[from] = to;
         }
     }
@@ -165,8 +173,9 @@ static int copy_nodes(struct slice *s, struct err *e)
     return ERR_OK;
 }
 
-int graph_slice(const struct graph *g, int32_t first_layer, int32_t last_layer, unsigned flags,
-                struct graph **out, struct err *e)
+/* What is common to all slices; wanted NULL: chosen by layers. */
+static int slice_graph(const struct graph *g, const uint8_t *wanted, int32_t first, int32_t last,
+                       unsigned flags, struct graph **out, struct err *e)
 {
     struct slice s = {.g = g};
     int rc = graph_open(&s.out, g->arena.mem, e);
@@ -174,18 +183,51 @@ int graph_slice(const struct graph *g, int32_t first_layer, int32_t last_layer, 
         rc = err_set(e, ERR_NOMEM, "no memory to slice a graph");
     if (!rc) {
         find_makers(&s);
-        choose_nodes(&s, first_layer, last_layer, flags);
+        if (wanted)
+            memcpy(s.taken, wanted, g->n_nodes);
+        else
+            choose_nodes(&s, first, last, flags);
+        take_positional(&s);
         rc = copy_nodes(&s, e);
     }
     if (!rc && s.out->n_nodes == 0)
-        rc = err_set(e, ERR_INVALID, "no node lies in layers %d to %d", first_layer, last_layer);
+        rc = wanted ? err_set(e, ERR_INVALID, "a slice of no node")
+                    : err_set(e, ERR_INVALID, "no node lies in layers %d to %d", first, last);
     if (!rc)
         rc = graph_verify(s.out, e);
     slice_free(&s);
     if (rc) {
         graph_free(s.out);
-        return err_ctx(e, "cutting layers %d to %d", first_layer, last_layer);
+        return rc;
     }
     *out = s.out;
+    return ERR_OK;
+}
+
+int graph_slice(const struct graph *g, int32_t first_layer, int32_t last_layer, unsigned flags,
+                struct graph **out, struct err *e)
+{
+    int rc = slice_graph(g, NULL, first_layer, last_layer, flags, out, e);
+    if (rc)
+        err_ctx(e, "cutting layers %d to %d", first_layer, last_layer);
+    return rc;
+}
+
+int graph_slice_nodes(const struct graph *g, const uint8_t *wanted, struct graph **out, struct err *e)
+{
+    return slice_graph(g, wanted, 0, 0, 0, out, e);
+}
+
+int graph_positional(const struct graph *g, uint8_t *positional, struct err *e)
+{
+    struct slice s = {.g = g};
+    if (!slice_alloc(&s)) {
+        slice_free(&s);
+        return err_set(e, ERR_NOMEM, "no memory to look through a graph");
+    }
+    find_makers(&s);
+    for (uint32_t i = 0; i < g->n_nodes; i++)
+        positional[i] = node_positional(&s, &g->nodes[i]);
+    slice_free(&s);
     return ERR_OK;
 }

@@ -53,6 +53,7 @@ struct load_reader {
     uint64_t staging_bytes;
     load_sink sink;
     void *context;
+    unsigned char *direct; /* memory of the whole value, filled in place of calls of the sink; NULL: none */
     struct tensor_scan *scan; /* of the tensors of float types that were read; NULL: not wanted */
     const char *not_finite;   /* first such tensor, when scanned */
 };

@@ -34,6 +34,11 @@ static int put(struct filling *f, uint64_t at, const void *bytes, uint64_t n)
     if (at > f->bytes || n > f->bytes - at)
         return err_set(f->e, ERR_MISMATCH, "%s: a part does not fit the value", f->name);
     f->written += n;
+    if (f->r->direct) {
+        if (f->r->direct + at != bytes)
+            memcpy(f->r->direct + at, bytes, n);
+        return ERR_OK;
+    }
     return f->r->sink(f->r->context, at, bytes, n, f->e);
 }
 
@@ -63,9 +68,12 @@ static int straight(struct filling *f, const struct spec_tensor *x, uint64_t at,
         return mismatch(f, x, "its size is not that of its part of the weight");
     for (uint64_t done = 0; rc == ERR_OK && !f->check_only && done < bytes;) {
         uint64_t n = bytes - done < f->r->staging_bytes ? bytes - done : f->r->staging_bytes;
-        rc = read_piece(f, t, done, f->r->staging, n);
+        if (at > f->bytes || bytes > f->bytes - at)
+            return mismatch(f, x, "it does not fit its weight");
+        unsigned char *to = f->r->direct ? f->r->direct + at + done : f->r->staging;
+        rc = read_piece(f, t, done, to, n);
         if (rc == ERR_OK)
-            rc = put(f, at + done, f->r->staging, n);
+            rc = put(f, at + done, to, n);
         done += n;
     }
     return rc;

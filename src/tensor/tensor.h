@@ -88,6 +88,8 @@ struct metrics {
     double nmse;         /* mean((a-b)^2) / var(b) */
     double max_ulp;      /* largest difference in units in the last place of b (float32) */
 };
+/* Distance of two finite floats in representable values of float32. */
+double metrics_ulp(float a, float b);
 /* a: measured, b: reference, both float32[n]. Sums in float64. */
 void metrics_compare(const float *a, const float *b, size_t n, struct metrics *out);
 /* Rows of logits: KL(softmax(b) || softmax(a)) in nats, and whether the k largest of b are the k largest of

@@ -9,8 +9,7 @@
 
 #include "tensor/tensor.h"
 
-/* Distance of two finite floats in representable values. */
-static double ulp_distance(float a, float b)
+double metrics_ulp(float a, float b)
 {
     int32_t x, y;
     memcpy(&x, &a, sizeof x);
@@ -41,7 +40,7 @@ void metrics_compare(const float *a, const float *b, size_t n, struct metrics *o
             m.max_abs = d;
             m.max_abs_at = i;
         }
-        double ulp = ulp_distance(a[i], b[i]);
+        double ulp = metrics_ulp(a[i], b[i]);
         m.max_ulp = ulp > m.max_ulp ? ulp : m.max_ulp;
         aa += x * x;
         bb += y * y;

@@ -26,36 +26,6 @@ struct reader {
     struct st_file file;
 };
 
-static int read_header(struct reader *in, uint64_t file_bytes, struct err *e)
-{
-    struct arena *arena = &in->r->arena;
-    uint8_t length[8];
-    if (file_bytes < 8)
-        return err_set(e, ERR_FORMAT, "%s: %llu bytes are no safetensors file", in->path,
-                       (unsigned long long)file_bytes);
-    int rc = file_pread(in->fd, in->path, length, 8, 0, e);
-    if (rc)
-        return rc;
-    uint64_t n = 0;
-    for (int i = 7; i >= 0; i--)
-        n = n << 8 | length[i];
-    if (n > REFERENCE_MAX_HEADER || n > file_bytes - 8)
-        return err_set(e, ERR_FORMAT, "%s: header of %llu bytes in a file of %llu", in->path,
-                       (unsigned long long)n, (unsigned long long)file_bytes);
-    char *head = malloc((size_t)n + 8), why[256] = "";
-    if (!head)
-        return err_set(e, ERR_NOMEM, "%s: no memory for a header of %llu bytes", in->path,
-                       (unsigned long long)n);
-    rc = file_pread(in->fd, in->path, head, (size_t)n + 8, 0, e);
-    if (rc == 0) {
-        enum st_verdict v = st_parse(head, (size_t)n + 8, file_bytes, arena, &in->file, why, sizeof why);
-        if (v != ST_OK)
-            rc = err_set(e, ERR_FORMAT, "%s: %s: %s", in->path, st_verdict_name(v), why);
-    }
-    free(head);
-    return rc;
-}
-
 static const struct ckpt_tensor *find(const struct reader *in, const char *name)
 {
     for (size_t i = 0; i < in->file.n_tensors; i++)
@@ -144,7 +114,8 @@ static int read_logits(struct reader *in, struct err *e)
     return read_floats(in, t, &r->logits, e);
 }
 
-/* Every other tensor is a probe [T, width...]. */
+/* Every other tensor of a float type is a probe [T, width...]; integers are choices that a recording handed
+ * on. */
 static int read_probes(struct reader *in, struct err *e)
 {
     struct reference *r = in->r;
@@ -154,6 +125,8 @@ static int read_probes(struct reader *in, struct err *e)
     for (size_t i = 0; i < in->file.n_tensors; i++) {
         const struct ckpt_tensor *t = &in->file.tensors[i];
         if (strcmp(t->name, "token_ids") == 0 || strcmp(t->name, "logits") == 0)
+            continue;
+        if (t->dtype == D0_I32)
             continue;
         uint64_t n;
         if (t->n_dims < 2 || !shape_elements(t->dims, t->n_dims, &n) || (uint64_t)t->dims[0] != r->n_ids ||
@@ -212,7 +185,7 @@ int reference_open(struct reference **out, const char *path, struct err *e)
     r->path = arena_strdup(&r->arena, path);
     rc = r->path ? file_open_read(path, &in.fd, e) : err_set(e, ERR_NOMEM, "no memory for a path");
     if (rc == 0)
-        rc = read_header(&in, info.bytes, e);
+        rc = st_read_head(in.fd, path, info.bytes, REFERENCE_MAX_HEADER, &r->arena, &in.file, e);
     if (rc == 0)
         rc = read_ids(&in, e);
     if (rc == 0)

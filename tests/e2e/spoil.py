@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Plants one fault in a copy of a model directory, for rows.sh. Standard library only.
+"""Plants one fault in a copy of a model directory, for rows.sh, record.sh and compare.sh. Standard library only.
 
-    spoil.py nan|weight|shuffle|bos|vision DIR      spoil.py reference IN OUT
+    spoil.py nan|weight|shuffle|bos|vision DIR      spoil.py reference IN OUT      spoil.py enlarge DIR TENSOR FACTOR
 """
 import json
 import random
@@ -87,6 +87,14 @@ def main(argv):
         data[at:at + 4] = struct.pack("<f", struct.unpack("<f", data[at:at + 4])[0] + 0.25)
         with open(argv[3], "wb") as f:
             f.write(data)
+    elif what == "enlarge":
+        table, base = tensors(weights)
+        begin, end = table[argv[3]]["data_offsets"]
+        with open(weights, "rb") as f:
+            f.seek(base + begin)
+            data = f.read(end - begin)
+        values = struct.unpack("<%df" % (len(data) // 4), data)
+        patch(weights, base + begin, struct.pack("<%df" % len(values), *(v * float(argv[4]) for v in values)))
     else:
         sys.exit("spoil.py: unknown fault " + what)
 

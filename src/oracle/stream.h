@@ -1,0 +1,95 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Private to oracle: pieces of a graph, run one after the other for one sequence from position 0. Only the
+ * weights of one piece (two where memory allows, so that reading goes on while computing) are in memory.
+ */
+#ifndef ORACLE_STREAM_H
+#define ORACLE_STREAM_H
+
+#include "load/load.h"
+#include "oracle/oracle.h"
+
+struct stream_piece {
+    uint32_t *nodes; /* of the whole graph, ascending; what depends on positions only comes along by itself */
+    uint32_t n_nodes;
+    uint32_t *outputs; /* values of the whole graph that are wanted of it */
+    uint32_t n_outputs;
+    uint32_t group;      /* states (KV pages) live from piece to piece of one group */
+    int32_t layer;       /* of its first node, for messages */
+    bool clean;          /* no state is alive after it: a run may be taken up here */
+    uint64_t node_bytes; /* weights of its nodes */
+};
+
+/* Rows [first, first + n) of a value of the whole graph; 4 bytes an element. */
+struct stream_io {
+    void *context;
+    int (*input)(void *context, size_t piece, uint32_t value, uint64_t first, uint64_t n, uint64_t width,
+                 void *to, struct err *e);
+    int (*output)(void *context, size_t piece, uint32_t value, uint64_t first, uint64_t n, uint64_t width,
+                  const void *rows, struct err *e);
+    int (*done)(void *context, size_t piece, struct err *e); /* all rows of all outputs were given */
+};
+
+struct stream {
+    const struct oracle_model *m;
+    const struct graph *g; /* the whole graph */
+    struct arena arena;
+    const int32_t *ids; /* [n_tokens] */
+    uint32_t n_tokens;
+    int32_t *unique; /* the ids, each once, ascending */
+    int32_t *place;  /* [n_tokens] index of an id in `unique` */
+    uint32_t n_unique;
+    uint64_t *value_bytes; /* by value: of a weight in memory, an embedding counted by its used rows */
+    uint8_t *positional;   /* by node */
+    uint32_t *maker;       /* by value: node, or D0_NO_VALUE */
+    uint64_t budget;       /* bytes in all */
+    uint64_t carried;      /* of them taken by whoever keeps values between pieces */
+    struct stream_piece *pieces;
+    size_t n_pieces, capacity;
+    struct d0_buffer **states; /* by value: of the group that runs */
+    struct oracle_cost cost;
+};
+
+int stream_open(struct stream *s, const struct oracle_model *m, const int32_t *ids, size_t n_ids,
+                struct err *e);
+/* Every weight that these nodes read is there and of the shape that the graph wants. wanted[n_nodes]: 1 for
+ * nodes that will run. Before stream_add. */
+int stream_weigh(struct stream *s, const uint8_t *wanted, struct err *e);
+void stream_close(struct stream *s);
+/* Adds pieces for these nodes (ascending): one a layer, more where its weights do not fit. `carried`: bytes
+ * that values between pieces will take. ERR_NOMEM where one operator alone does not fit, with the bytes. */
+int stream_add(struct stream *s, const uint32_t *nodes, uint32_t n, uint32_t group, struct err *e);
+/* An output of the piece that makes the value, among those from `first_piece` on. */
+int stream_want(struct stream *s, size_t first_piece, uint32_t value, struct err *e);
+/* Runs the pieces from `first` on. */
+int stream_run(struct stream *s, size_t first, const struct stream_io *io, struct err *e);
+/* Most weight bytes that one piece may have. */
+uint64_t stream_piece_limit(const struct stream *s);
+
+/* Name of a value in a trace: its own, or "NAME:1" for a second output of an operator. */
+const char *stream_name(const struct stream *s, uint32_t value, char *buf, size_t bytes);
+
+/* ---- stream_load.c ---- */
+struct stream_part { /* one piece, ready to be loaded and run */
+    struct graph *g;
+    uint64_t weight_bytes; /* in a slot, each value from a multiple of 64 on */
+    bool by_place;         /* ids are places in `unique`, tables hold only those rows */
+    uint32_t chunk;        /* tokens of one step */
+    uint32_t pages;
+    struct err err; /* of the thread that loads */
+    int rc;
+    double seconds;
+    unsigned char *slot;
+};
+/* slot_room: bytes that scratch may take. */
+int stream_part_make(const struct stream *s, const struct stream_piece *p, uint64_t scratch_room,
+                     struct stream_part *out, struct err *e);
+void stream_part_free(struct stream_part *p);
+/* Reads the weights into p->slot; rc, err and seconds of the part tell how it went. */
+void stream_part_load(const struct stream *s, struct stream_part *p);
+
+/* ---- stream_exec.c ---- */
+int stream_part_run(struct stream *s, size_t piece, struct stream_part *p, const struct stream_io *io,
+                    struct err *e);
+
+#endif
