@@ -12,8 +12,8 @@
 
 /* ---- single codes ---- */
 
-/* Sign, 4 bits of exponent (bias 7), 3 of mantissa; no infinity; all ones: NaN. The same bits as an F16 have a bias of 15:
- * 2^8 less. */
+/* Sign, 4 bits of exponent (bias 7), 3 of mantissa; no infinity; all ones: NaN. The same bits as an F16 have
+ * a bias of 15: 2^8 less. */
 static float e4m3(unsigned code)
 {
     if ((code & 0x7f) == 0x7f)
