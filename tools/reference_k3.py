@@ -12,46 +12,18 @@ import hashlib
 import json
 import os
 import re
-import struct
 import sys
 import tempfile
 
 import numpy as np
 
+import tensors as files
 import tiny as common
 
 # Probe of day0 -> what was recorded.
 ALIASES = [
     (r"(.*\.layers\.\d+)\.add", r"\1.after_attention"),
 ]
-DTYPES = {"F32": np.float32, "BF16": np.uint16, "U8": np.uint8, "I32": np.int32}
-E2M1 = np.array([0, .5, 1, 1.5, 2, 3, 4, 6, -0.0, -.5, -1, -1.5, -2, -3, -4, -6])
-
-
-def read_tensors(path):
-    raw = open(path, "rb").read()
-    n, = struct.unpack("<Q", raw[:8])
-    tensors = {}
-    for name, t in json.loads(raw[8:8 + n]).items():
-        if name == "__metadata__":
-            continue
-        a, b = t["data_offsets"]
-        x = np.frombuffer(raw[8 + n + a:8 + n + b], dtype=DTYPES[t["dtype"]]).reshape(t["shape"])
-        tensors[name] = (x.astype(np.uint32) << 16).view(np.float32) if t["dtype"] == "BF16" else x
-    return tensors
-
-
-def write_tensors(path, tensors, meta):
-    head, at = {"__metadata__": meta}, 0
-    for name, x in tensors.items():
-        head[name] = {"dtype": {"float32": "F32", "int32": "I32"}[str(x.dtype)], "shape": list(x.shape), "data_offsets": [at, at + x.nbytes]}
-        at += x.nbytes
-    text = json.dumps(head, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    with open(path, "wb") as f:
-        f.write(struct.pack("<Q", len(text)) + text)
-        for x in tensors.values():
-            f.write(np.ascontiguousarray(x).tobytes())
 
 
 def sigmoid(x):
@@ -77,7 +49,8 @@ class Model:
     def __init__(self, directory):
         self.top = json.load(open(os.path.join(directory, "config.json")))
         self.c = self.top["text_config"]
-        self.tensors = {k: v for k, v in read_tensors(os.path.join(directory, "model.safetensors")).items() if k.startswith("language_model.")}
+        every = files.dequantise(files.read(os.path.join(directory, "model.safetensors")))
+        self.tensors = {k: v for k, v in every.items() if k.startswith("language_model.")}
         self.unread = set(self.tensors)
         self.values = {}
         self.margin = 1.0
@@ -91,14 +64,7 @@ class Model:
 
     def weight(self, name):
         name = "language_model." + name
-        if name + ".weight" in self.tensors:
-            return self.tensor(name + ".weight").astype(np.float64)
-        if name + ".weight_packed" not in self.tensors:
-            return self.tensor(name).astype(np.float64)
-        # two numbers a byte, the low half first; one power of two for each 32 numbers of a row
-        codes = self.tensor(name + ".weight_packed")
-        w = E2M1[np.stack([codes & 15, codes >> 4], axis=-1).reshape(codes.shape[0], -1)]
-        return w * np.repeat(np.exp2(self.tensor(name + ".weight_scale").astype(np.float64) - 127), 32, axis=1)
+        return self.tensor(name + ".weight" if name + ".weight" in self.tensors else name).astype(np.float64)
 
     def keep(self, name, x):
         self.values["language_model." + name] = x.reshape(x.shape[0], -1)
@@ -300,7 +266,7 @@ def record(a, family):
     size = 0
     for suffix, ids, rows, more in (("", long, logits, tensors), (".short", short, brief, {})):
         path = os.path.join(a.out, family + suffix + ".safetensors")
-        write_tensors(path, dict({"token_ids": np.array(ids, dtype=np.int32), "logits": rows.astype(np.float32)}, **more), meta)
+        files.write(path, dict({"token_ids": np.array(ids, dtype=np.int32), "logits": rows.astype(np.float32)}, **more), meta)
         size += os.path.getsize(path)
     print("%s: %d + %d positions, %d probes, %d KB; cache %.1e, margin %.0e; %s" % (
         family, len(long), len(short), len(tensors), size // 1000, tail, model.margin, ", ".join("without %s %.1e" % m for m in moved)), flush=True)
