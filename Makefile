@@ -47,10 +47,11 @@ demo: ## train the demo model anew (PyTorch from PyPI, in a virtual environment 
 	@tools/venv.sh torch
 	@$$(tools/venv.sh --print)/bin/python tools/train_demo.py demo
 
-references: all ## record the references of the demo and of the tiny models (tests/parity) with transformers
+references: all ## record the references of the demo and of the tiny models (tests/parity)
 	@tools/venv.sh torch
 	@$$(tools/venv.sh --print)/bin/python tools/record_reference.py demo/model -o demo/reference.safetensors
 	@$$(tools/venv.sh --print)/bin/python tools/reference.py --build $(BUILD)
+	@$$(tools/venv.sh --print)/bin/python tools/reference_k3.py --build $(BUILD)
 
 clean: ## remove build directories
 	@rm -rf build build-asan build-tsan build-fuzz

@@ -6,17 +6,16 @@ usage: reference.py [--build BUILD] [--out DIR] [--show] [FAMILY...]
 For each family: the program BUILD/tests/parity/parity writes config.json and model.safetensors (weights are a pure function of
 seed, name and index; names and shapes are those of day0's own description), transformers loads these files, and every
 parameter must come from them. Two prompts are run: logits at all positions, and for the long one the values at the points that
-day0's graph names. Before anything is written the reference must agree with itself: prompt at once against the last tokens
-one by one through its cache, and every switch of the family must move its logits. Format: docs/references.md. Needs torch and
-transformers (`make references`).
+day0's graph names. Where the checkpoint is quantised, the library gets the numbers that its codes stand for (tools/tensors.py).
+Before anything is written the reference must agree with itself: prompt at once against the last tokens one by one through its
+cache, and every switch of the family must move its logits. Format: docs/references.md. Needs torch and transformers
+(`make references`). Families whose tiny/*.json names another "recorder" are left to that one.
 """
 import argparse
 import hashlib
-import importlib
 import json
 import os
 import re
-import subprocess
 import sys
 import tempfile
 import warnings
@@ -24,15 +23,10 @@ import warnings
 import torch
 import transformers
 
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-TREE = os.path.join(ROOT, "tests", "parity")
-# Probes whose error shows in the next one as well.
-PLAIN = r".*\.((q|k|v|o|gate|up|down|q_a|q_b|out)_proj|kv_a_proj_with_mqa|wq_b|wk|shared_expert_gate|in_proj_\w+|split(_\d+)?)$"
-DECODE = 6  # tokens fed one by one through the cache
+import tensors as files
+import tiny as common
+
 CACHE_LIMIT = 2e-5
-MOVES = 1e-2
-MARGIN = 3e-5  # between what is chosen and what is not, of the largest value
-MOST_BYTES = 300 * 1000
 
 # Probe of day0 -> what was recorded: the module's output, or NAME:in for its input. The first that is there counts.
 ALIASES = [
@@ -215,15 +209,9 @@ def error(a, b):
     return ((a - b).norm(dim=-1) / b.norm(dim=-1)).max().item()
 
 
-def tool(a, *args):
-    r = subprocess.run([os.path.join(a.build, "tests", "parity", "parity")] + list(args), stdout=subprocess.PIPE, universal_newlines=True)
-    if r.returncode:
-        sys.exit("parity %s failed" % " ".join(args))
-    return r.stdout
-
-
 def adapt(directory, tiny):
-    """What the library must be told otherwise than config.json says ("library": merged at its top)."""
+    """What the library must be told otherwise than config.json says ("library": merged at its top). Of a quantised release it gets
+    the numbers that its codes stand for."""
     path = os.path.join(directory, "config.json")
     config = json.load(open(path))
 
@@ -234,7 +222,12 @@ def adapt(directory, tiny):
             else:
                 into[k] = v
     merge(config, tiny.get("library", {}))
+    stated = [c.pop("quantization_config") for c in (config, config.get("text_config") or {}) if "quantization_config" in c]
     json.dump(config, open(path, "w"))
+    if stated:
+        path = os.path.join(directory, "model.safetensors")
+        weights = files.dequantise(files.read(path))
+        files.write(path, weights, {"format": "pt"})
 
 
 def load(directory, tiny):
@@ -261,7 +254,7 @@ def logits_of(model, ids):
 
 def decoded(model, ids):
     """The last tokens one by one through the cache, the rest at once."""
-    n = len(ids) - DECODE
+    n = len(ids) - common.DECODE
     out = model(input_ids=torch.tensor([ids[:n]]), use_cache=True)
     rows = [out.logits[0].float()]
     for i in range(n, len(ids)):
@@ -270,41 +263,24 @@ def decoded(model, ids):
     return torch.cat(rows)
 
 
-def prompt(vocab, n, seed):
-    """Ids of a linear congruence; every fourth one repeats an earlier one, so that attention has something to find."""
-    ids, x = [], seed
-    for i in range(n):
-        x = (x * 1103515245 + 12345) & 0x7FFFFFFF
-        ids.append(ids[(x >> 16) % i] if i > 4 and i % 4 == 3 else (x >> 12) % vocab)
-    return ids
-
-
-def wanted(probe, tiny, layers):
-    if re.match(tiny.get("plain", PLAIN), probe):
-        return False
-    m = re.search(r"layers\.(\d+)(\..*)?$", probe)
-    if not m:
-        return probe != tiny.get("head", "lm_head") and not probe.endswith("lm_head")
-    return m.group(2) is None or int(m.group(1)) in layers
-
-
 def record(a, family):
-    tiny = json.load(open(os.path.join(TREE, "tiny", family + ".json")))
+    tiny = common.read(family)
     with tempfile.TemporaryDirectory() as top:
         base = os.path.join(top, "base")
-        tool(a, "--write", family, base)
+        common.tool(a.build, "--write", family, base)
+        sha = hashlib.sha256(open(os.path.join(base, "model.safetensors"), "rb").read()).hexdigest()
+        probes = [line.split("\t") for line in common.tool(a.build, "--probes", base).splitlines()]
         adapt(base, tiny)
-        probes = [line.split("\t") for line in tool(a, "--probes", base).splitlines()]
         model = load(base, tiny)
         vocab = (tiny["config"].get("text_config") or tiny["config"])["vocab_size"]
         limit = tiny.get("ids_below", vocab)
-        long, short = prompt(limit, tiny["prompt"], tiny["seed"]), prompt(limit, tiny.get("short", 11), tiny["seed"] + 1)
+        long, short = common.prompt(limit, tiny["prompt"], tiny["seed"]), common.prompt(limit, tiny.get("short", 11), tiny["seed"] + 1)
         r = Recorder(model, tiny.get("renames", []), len(long))
         with Choices() as choices:
             logits = logits_of(model, long)
             brief = logits_of(model, short)
         r.close()
-        if choices.margin < MARGIN:
+        if choices.margin < common.MARGIN:
             sys.exit("%s: a choice of the best hangs on %.1e: another seed is needed" % (family, choices.margin))
         tail = error(decoded(model, long), logits_of(model, long))
         if tail > tiny.get("cache_limit", CACHE_LIMIT):
@@ -315,18 +291,17 @@ def record(a, family):
             if s.get("reference") is False:
                 continue
             other = os.path.join(top, "off")
-            tool(a, "--write", family, other, "--switch", s["name"])
+            common.tool(a.build, "--write", family, other, "--switch", s["name"])
             adapt(other, tiny)
             # parameters that the changed model lacks may stay behind
             off = load(other, dict(tiny, not_loaded=tiny.get("not_loaded", []) + s.get("not_loaded", [])))
             moved.append((s["name"], error(logits_of(off, long), logits)))
-            if not moved[-1][1] >= s.get("least", MOVES):
+            if not moved[-1][1] >= s.get("least", common.MOVES):
                 sys.exit("%s: without %s the reference moves by %.1e only" % (family, s["name"], moved[-1][1]))
-        sha = hashlib.sha256(open(os.path.join(base, "model.safetensors"), "rb").read()).hexdigest()
     aliases = [tuple(x) for x in tiny.get("aliases", [])] + ALIASES
     tensors, absent = {}, []
     for name, width in probes:
-        if not wanted(name, tiny, tiny["probe_layers"]):
+        if not common.wanted(name, tiny):
             continue
         v = r.find(name, aliases, tiny.get("rope_dim", 0))
         if v is None or v.shape[1] != int(width):
@@ -341,21 +316,23 @@ def record(a, family):
     size = 0
     for suffix, ids, rows, more in (("", long, logits, tensors), (".short", short, brief, {})):
         path = os.path.join(a.out, family + suffix + ".safetensors")
-        size += write(path, dict({"token_ids": torch.tensor(ids, dtype=torch.int32), "logits": rows}, **more), meta)
+        values = dict({"token_ids": torch.tensor(ids, dtype=torch.int32), "logits": rows}, **more)
+        files.write(path, {k: v.numpy() for k, v in values.items()}, meta)
+        size += os.path.getsize(path)
     print("%s: %d + %d positions, %d probes, %d KB; repeated %.0e, cache %.1e, margin %.0e; %s" % (
         family, len(long), len(short), len(tensors), size // 1000, again, tail, choices.margin,
         ", ".join("without %s %.1e" % m for m in moved)), flush=True)
     if absent:
         print("   not recorded: %s" % ", ".join(absent))
-    if size > MOST_BYTES:
-        sys.exit("%s: %d bytes are more than %d" % (family, size, MOST_BYTES))
+    if size > common.MOST_BYTES:
+        sys.exit("%s: %d bytes are more than %d" % (family, size, common.MOST_BYTES))
 
 
 def main():
     ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     ap.add_argument("families", nargs="*")
-    ap.add_argument("--build", default=os.path.join(ROOT, "build"))
-    ap.add_argument("--out", default=os.path.join(TREE, "golden"))
+    ap.add_argument("--build", default=os.path.join(common.ROOT, "build"))
+    ap.add_argument("--out", default=os.path.join(common.TREE, "golden"))
     ap.add_argument("--show", action="store_true", help="list everything that could be a probe")
     a = ap.parse_args()
     torch.set_num_threads(1)
@@ -365,7 +342,7 @@ def main():
     transformers.logging.disable_progress_bar()
     warnings.simplefilter("ignore")
     os.makedirs(a.out, exist_ok=True)
-    for family in a.families or sorted(f[:-5] for f in os.listdir(os.path.join(TREE, "tiny"))):
+    for family in a.families or common.families("reference.py"):
         record(a, family)
 
 

@@ -9,8 +9,10 @@
  *     x    = bfloat16(float32(offset + spread * z))           stored as the type that the inventory expects
  *
  * so that stored as F32 or BF16 a weight is the same number. A rule with "below" fills an integer table
- * instead: element j of row r is (rng_u64(.., r) + j) % below: different within a row. Refuses: a tensor that
- * no rule matches.
+ * instead: element j of row r is (rng_u64(.., r) + j) % below: different within a row. A rule with "type"
+ * is for tensors of that type only. Quantised weights are not rounded from numbers: "codes" writes the bytes
+ * of rng_u64(.., 0), rng_u64(.., 1), .. as they are, or with "below" base + byte % below (of F8_E4M3 without
+ * its sign bit, which stays), and "shape" writes rows and columns. Refuses: a tensor that no rule matches.
  */
 #include "tiny.h"
 
@@ -141,11 +143,18 @@ static bool matches(const char *pattern, const char *name)
     return !*name;
 }
 
-static const struct json *rule_in(const struct json *list, const char *name)
+/* A tensor to be written, and the extent of the weight that it belongs to. */
+struct piece {
+    struct st_entry *entry;
+    int64_t rows, columns;
+};
+
+static const struct json *rule_in(const struct json *list, const struct st_entry *w)
 {
     for (size_t i = 0; list && i < list->n; i++) {
         const char *pattern = json_string(json_get(json_at(list, i), "match"));
-        if (pattern && matches(pattern, name))
+        const char *type = json_string(json_get(json_at(list, i), "type"));
+        if (pattern && matches(pattern, w->name) && (!type || strcmp(type, dtype_name(w->dtype)) == 0))
             return json_at(list, i);
     }
     return NULL;
@@ -181,16 +190,48 @@ static int fill_table(const struct st_entry *t, const struct json *rule, uint64_
     return ERR_OK;
 }
 
-static int fill(const struct tiny *t, const struct st_entry *w, void *out, size_t n, struct err *e)
+static int fill_shape(const struct piece *p, void *out, struct err *e)
 {
-    const struct json *rule = rule_in(json_get(t->root, "fill"), w->name);
+    const int64_t wide[2] = {p->rows, p->columns};
+    const int32_t narrow[2] = {(int32_t)p->rows, (int32_t)p->columns};
+    if (p->entry->dtype != D0_I64 && p->entry->dtype != D0_I32)
+        return err_set(e, ERR_UNSUPPORTED, "%s: type %s", p->entry->name, dtype_name(p->entry->dtype));
+    memcpy(out, p->entry->dtype == D0_I64 ? (const void *)wide : narrow,
+           p->entry->dtype == D0_I64 ? sizeof wide : sizeof narrow);
+    return ERR_OK;
+}
+
+static void fill_codes(const struct st_entry *t, const struct json *rule, uint64_t seed, uint8_t *out,
+                       size_t bytes)
+{
+    uint64_t below = 0, base = 0;
+    json_u64(json_get(rule, "below"), &below);
+    json_u64(json_get(rule, "base"), &base);
+    for (size_t i = 0; i < bytes; i++) {
+        uint8_t b = (uint8_t)(rng_u64(seed, i / 8) >> 8 * (i % 8));
+        uint8_t sign = t->dtype == D0_F8_E4M3 ? b & 0x80 : 0;
+        out[i] = below ? (uint8_t)(sign | (base + (b ^ sign) % below)) : b;
+    }
+}
+
+static int fill(const struct tiny *t, const struct piece *p, void *out, size_t bytes, struct err *e)
+{
+    const struct st_entry *w = p->entry;
+    const struct json *rule = rule_in(json_get(t->root, "fill"), w);
+    size_t n = bytes * 8 / dtype_bits(w->dtype);
     double offset = 0, spread = 0;
     int64_t fan = 0;
     uint64_t seed = t->seed ^ fnv1a64(w->name);
     if (!rule)
-        rule = rule_in(t->common, w->name);
+        rule = rule_in(t->common, w);
     if (!rule)
         return err_set(e, ERR_MISSING, "%s: no rule fills it", w->name);
+    if (json_get(rule, "shape") && n == 2)
+        return fill_shape(p, out, e);
+    if (json_get(rule, "codes")) {
+        fill_codes(w, rule, seed, out, bytes);
+        return ERR_OK;
+    }
     if (w->dtype == D0_I64)
         return fill_table(w, rule, seed, out, n, e);
     json_f64(json_get(rule, "offset"), &offset);
@@ -214,6 +255,7 @@ static int fill(const struct tiny *t, const struct st_entry *w, void *out, size_
 struct collect {
     struct arena *arena;
     struct st_entry *entries;
+    struct piece *pieces;
     size_t n, capacity;
 };
 
@@ -224,7 +266,11 @@ static int collect_one(void *ctx, const struct spec_tensor *t)
         return 0; /* the library leaves drafting layers out */
     if (c->n == c->capacity)
         return ERR_LIMIT;
-    struct st_entry *w = &c->entries[c->n++];
+    const struct spec_weight *of = t->weight;
+    struct st_entry *w = &c->entries[c->n];
+    c->pieces[c->n++] = (struct piece){.entry = w,
+                                       .rows = of->n_dims > 1 ? of->dims[of->n_dims - 2] : 1,
+                                       .columns = of->n_dims ? of->dims[of->n_dims - 1] : 1};
     *w = (struct st_entry){.name = arena_strdup(c->arena, t->name), .dtype = t->dtype, .n_dims = t->n_dims};
     memcpy(w->dims, t->dims, sizeof w->dims);
     return w->name ? 0 : ERR_NOMEM;
@@ -253,7 +299,8 @@ static int write_weights(const struct tiny *t, const char *path, const struct sp
     arena_init(&arena, NULL, MEM_MISC);
     struct collect c = {.arena = &arena, .capacity = 8192};
     c.entries = arena_alloc_n(&arena, c.capacity, sizeof *c.entries);
-    int rc = c.entries ? spec_physical(s, ck, collect_one, &c) : ERR_NOMEM;
+    c.pieces = arena_alloc_n(&arena, c.capacity, sizeof *c.pieces);
+    int rc = c.entries && c.pieces ? spec_physical(s, ck, collect_one, &c) : ERR_NOMEM;
     if (rc)
         err_set(e, rc, "cannot list the tensors of %s", t->family);
     for (size_t i = 0; rc == 0 && i < c.n; i++) {
@@ -263,7 +310,7 @@ static int write_weights(const struct tiny *t, const char *path, const struct sp
                          ? arena_alloc(&arena, (size_t)bytes)
                          : NULL;
         c.entries[i].data = data;
-        rc = data ? fill(t, &c.entries[i], data, (size_t)(bytes * 8 / dtype_bits(c.entries[i].dtype)), e)
+        rc = data ? fill(t, &c.pieces[i], data, (size_t)bytes, e)
                   : err_set(e, ERR_NOMEM, "no memory for %s", c.entries[i].name);
     }
     if (rc == 0)

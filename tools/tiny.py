@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the recorders of tests/parity share: where things are, the prompts, which probes are kept. Imports nothing that is not in
+Python itself, so that a recorder without torch can use it.
+"""
+import json
+import os
+import re
+import subprocess
+import sys
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+TREE = os.path.join(ROOT, "tests", "parity")
+# Probes whose error shows in the next one as well.
+PLAIN = r".*\.((q|k|v|o|gate|up|down|q_a|q_b|out)_proj|kv_a_proj_with_mqa|wq_b|wk|shared_expert_gate|in_proj_\w+|split(_\d+)?)$"
+DECODE = 6  # tokens fed one by one through the cache
+MOVES = 1e-2
+MARGIN = 3e-5  # between what is chosen and what is not, of the largest value
+MOST_BYTES = 300 * 1000
+
+
+def read(family):
+    return json.load(open(os.path.join(TREE, "tiny", family + ".json")))
+
+
+def families(recorder):
+    """The families that this recorder computes: tiny/*.json name another one by "recorder"."""
+    names = sorted(f[:-5] for f in os.listdir(os.path.join(TREE, "tiny")))
+    return [f for f in names if read(f).get("recorder", "reference.py") == recorder]
+
+
+def tool(build, *args):
+    r = subprocess.run([os.path.join(build, "tests", "parity", "parity")] + list(args), stdout=subprocess.PIPE, universal_newlines=True)
+    if r.returncode:
+        sys.exit("parity %s failed" % " ".join(args))
+    return r.stdout
+
+
+def prompt(vocab, n, seed):
+    """Ids of a linear congruence; every fourth one repeats an earlier one, so that attention has something to find."""
+    ids, x = [], seed
+    for i in range(n):
+        x = (x * 1103515245 + 12345) & 0x7FFFFFFF
+        ids.append(ids[(x >> 16) % i] if i > 4 and i % 4 == 3 else (x >> 12) % vocab)
+    return ids
+
+
+def wanted(probe, tiny):
+    if re.match(tiny.get("plain", PLAIN), probe):
+        return False
+    m = re.search(r"layers\.(\d+)(\..*)?$", probe)
+    if not m:
+        return probe != tiny.get("head", "lm_head") and not probe.endswith("lm_head")
+    return m.group(2) is None or int(m.group(1)) in tiny["probe_layers"]
