@@ -15,6 +15,8 @@
 #include "base/thread.h"
 #include "host/host.h"
 
+#define ACTIVATIONS_MOST ((uint64_t)1 << 30) /* kept free for them, of a large memory */
+
 /* ---- opening ---- */
 
 static int by_number(const void *a, const void *b)
@@ -140,7 +142,8 @@ void stream_close(struct stream *s)
 uint64_t stream_piece_limit(const struct stream *s)
 {
     uint64_t left = s->budget > s->carried ? s->budget - s->carried : 0;
-    return left - left / 4; /* the rest is for activations */
+    /* the rest is for activations: steps get shorter until theirs fit */
+    return left - (left / 4 < ACTIVATIONS_MOST ? left / 4 : ACTIVATIONS_MOST);
 }
 
 static uint64_t node_bytes(const struct stream *s, const struct d0_node *n)
