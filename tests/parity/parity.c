@@ -334,17 +334,6 @@ static void test_device(struct family *f, const char *isa)
     dev_close(&d);
 }
 
-static void remove_files(const char *dir)
-{
-    static const char *const names[] = {"config.json", "model.safetensors"};
-    char path[128];
-    for (size_t i = 0; i < ARRAY_LEN(names); i++) {
-        snprintf(path, sizeof path, "%s/%s", dir, names[i]);
-        unlink(path);
-    }
-    rmdir(dir);
-}
-
 static void test_family(struct tap *tap, const char *name)
 {
     struct family f = {.tap = tap, .d0 = {.log = {.fd = -1}}};
@@ -369,8 +358,8 @@ static void test_family(struct tap *tap, const char *name)
     if (f.m.c)
         tiny_model_close(&f.m);
     tiny_close(&f.t);
-    remove_files(f.dir);
-    remove_files(f.other);
+    tiny_remove(f.dir);
+    tiny_remove(f.other);
 }
 
 /* ---- what tools/reference.py calls ---- */
@@ -418,18 +407,6 @@ static int print_probes(const char *dir, struct err *e)
     return rc;
 }
 
-static int list_families(struct arena *arena, char ***names, size_t *n, struct err *e)
-{
-    int rc = dir_list(TREE "/tiny", arena, names, n, e);
-    for (size_t i = 0; rc == 0 && i < *n; i++) {
-        char *dot = strstr((*names)[i], ".json");
-        if (!dot)
-            return err_set(e, ERR_FORMAT, "%s is no tiny model", (*names)[i]);
-        *dot = 0;
-    }
-    return rc;
-}
-
 static int test_all(const char *only, bool all)
 {
     struct tap tap = {.all = all};
@@ -438,7 +415,7 @@ static int test_all(const char *only, bool all)
     char **names;
     size_t n;
     arena_init(&arena, NULL, MEM_MISC);
-    if (list_families(&arena, &names, &n, &e)) {
+    if (tiny_families(TREE, &arena, &names, &n, &e)) {
         printf("not ok 1 - %s\n", e.message);
         return 1;
     }
