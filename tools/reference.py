@@ -189,22 +189,6 @@ class Recorder:
         return self.values.get(probe)
 
 
-def write(path, tensors, metadata):
-    """safetensors in a fixed order, so that recording again gives the same bytes."""
-    types = {torch.float32: "F32", torch.int32: "I32"}
-    header, data = {"__metadata__": metadata}, b""
-    for name in sorted(tensors):
-        t = tensors[name].contiguous()
-        raw = t.numpy().tobytes()
-        header[name] = {"dtype": types[t.dtype], "shape": list(t.shape), "data_offsets": [len(data), len(data) + len(raw)]}
-        data += raw
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    with open(path, "wb") as f:
-        f.write(len(text).to_bytes(8, "little") + text + data)
-    return 8 + len(text) + len(data)
-
-
 def error(a, b):
     return ((a - b).norm(dim=-1) / b.norm(dim=-1)).max().item()
 

@@ -66,6 +66,13 @@ void runner_close(struct runner *r)
     *r = (struct runner){0};
 }
 
+static uint32_t pages_of(const struct engine_limits *l, const struct runner_run *run)
+{
+    if (run->pages || !l->page_tokens)
+        return run->pages ? run->n_pages : 0;
+    return (run->position + run->n + l->page_tokens - 1) / l->page_tokens;
+}
+
 int runner_step(struct runner *r, const struct runner_run *runs, uint32_t n, struct step_result **out,
                 struct err *e)
 {
@@ -74,7 +81,7 @@ int runner_step(struct runner *r, const struct runner_run *runs, uint32_t n, str
     uint32_t tokens = 0, pages = 0;
     for (uint32_t i = 0; i < n; i++) {
         tokens += runs[i].n;
-        pages += l->page_tokens ? (runs[i].position + runs[i].n + l->page_tokens - 1) / l->page_tokens : 0;
+        pages += pages_of(l, &runs[i]);
     }
     int rc = step_plan_init(r->plan, r->plan_bytes, n, tokens, pages, &p, e);
     if (rc)
@@ -83,8 +90,7 @@ int runner_step(struct runner *r, const struct runner_run *runs, uint32_t n, str
     struct step_seq *q = step_plan_seqs(p);
     uint32_t t = 0, page = 0;
     for (uint32_t i = 0; i < n; i++) {
-        uint32_t own =
-            l->page_tokens ? (runs[i].position + runs[i].n + l->page_tokens - 1) / l->page_tokens : 0;
+        uint32_t own = pages_of(l, &runs[i]);
         q[i] = (struct step_seq){.request = i,
                                  .first_token = t,
                                  .n_tokens = runs[i].n,
@@ -96,7 +102,8 @@ int runner_step(struct runner *r, const struct runner_run *runs, uint32_t n, str
                                  .sampling = {.top_p = 1}};
         memcpy(step_plan_tokens(p) + t, runs[i].tokens, runs[i].n * sizeof(int32_t));
         for (uint32_t k = 0; k < own; k++)
-            step_plan_pages(p)[page + k] = (int32_t)(runs[i].slot * l->max_pages_per_seq + k);
+            step_plan_pages(p)[page + k] =
+                runs[i].pages ? runs[i].pages[k] : (int32_t)(runs[i].slot * l->max_pages_per_seq + k);
         t += runs[i].n;
         page += own;
     }

@@ -28,6 +28,8 @@ struct runner_run {
     uint32_t slot; /* 0 .. seqs - 1 */
     const int32_t *tokens;
     uint32_t n, position, flags; /* enum step_seq_flags; sampling is greedy */
+    const int32_t *pages;        /* [n_pages] from position 0; NULL: those of the slot, as many as it takes */
+    uint32_t n_pages;
 };
 
 /* The whole model of a description on a device. */

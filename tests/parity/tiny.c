@@ -20,6 +20,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/file.h"
 #include "base/hash.h"
@@ -333,5 +334,30 @@ int tiny_write(const struct tiny *t, const char *dir, struct d0 *d0, struct err 
     if (rc == 0)
         rc = write_weights(t, path, m.s, m.c, e);
     tiny_model_close(&m);
+    return rc;
+}
+
+void tiny_remove(const char *dir)
+{
+    static const char *const names[] = {"config.json", "model.safetensors"};
+    char path[128];
+    for (size_t i = 0; i < ARRAY_LEN(names); i++) {
+        snprintf(path, sizeof path, "%s/%s", dir, names[i]);
+        unlink(path);
+    }
+    rmdir(dir);
+}
+
+int tiny_families(const char *tree, struct arena *arena, char ***names, size_t *n, struct err *e)
+{
+    char path[512];
+    snprintf(path, sizeof path, "%s/tiny", tree);
+    int rc = dir_list(path, arena, names, n, e);
+    for (size_t i = 0; rc == 0 && i < *n; i++) {
+        char *dot = strstr((*names)[i], ".json");
+        if (!dot)
+            return err_set(e, ERR_FORMAT, "%s is no tiny model", (*names)[i]);
+        *dot = 0;
+    }
     return rc;
 }

@@ -26,6 +26,10 @@ void tiny_close(struct tiny *t);
 int tiny_write_config(const struct tiny *t, const char *dir, const struct json *patch, struct err *e);
 /* Writes dir/config.json and dir/model.safetensors. dir must exist. */
 int tiny_write(const struct tiny *t, const char *dir, struct d0 *d0, struct err *e);
+/* What tiny_write wrote, and dir. */
+void tiny_remove(const char *dir);
+/* Names of all families, in the arena. */
+int tiny_families(const char *tree, struct arena *arena, char ***names, size_t *n, struct err *e);
 /* A checkpoint and its description; findings of severity error are an error here. */
 struct tiny_model {
     struct findings f;
