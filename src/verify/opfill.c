@@ -349,6 +349,15 @@ static void fill_frequencies(struct fill *f, uint32_t i)
         put(f, i, (size_t)j, (float)pow(10000.0, -(double)j / (double)n));
 }
 
+/* Powers of two by which scales of codes are smaller, so that sums of k weights stay near 1. */
+static int smaller(int64_t k)
+{
+    int small = 7;
+    for (; k > 3; k /= 4)
+        small++;
+    return small;
+}
+
 /* Three factors are multiplied: sums of each matrix stay near 1. */
 static void fill_experts(struct fill *f)
 {
@@ -359,11 +368,8 @@ static void fill_experts(struct fill *f)
         if (f->c->in[i] == D0_NO_VALUE)
             continue;
         int64_t k = i == 3 ? opshape_int(s, D0_ATTR_INTER) : value_of(f, 0)->dims[1];
-        int small = 7;
-        for (int64_t n = k; n > 3; n /= 4)
-            small++;
         if (value_of(f, i)->format.scale_dtype)
-            draw_weight_codes(f, i, small);
+            draw_weight_codes(f, i, smaller(k));
         else
             draw_normal(f, i, 1 / sqrt((double)k));
     }
@@ -374,6 +380,10 @@ static void fill_kv_b(struct fill *f)
 {
     int64_t nope = opshape_int(&f->c->shape, D0_ATTR_NOPE), v_dim = opshape_int(&f->c->shape, D0_ATTR_V_DIM),
             latent = value_of(f, 2)->dims[1], rows = value_of(f, 2)->dims[0];
+    if (value_of(f, 2)->format.scale_dtype) {
+        draw_weight_codes(f, 2, smaller(latent));
+        return;
+    }
     draw_all(f, 2);
     for (int64_t r = 0; r < rows; r++)
         for (int64_t l = 0; r % (nope + v_dim) < nope && l < latent; l++)

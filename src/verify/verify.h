@@ -17,9 +17,9 @@
 
 /* ---- operators x device ---- */
 struct verify_op_row {
-    const char *op; /* "linear" */
-    char types[48]; /* "x F32, w BF16" */
-    uint32_t count; /* nodes of the model */
+    const char *op;  /* "linear" */
+    char types[160]; /* "x F32, w BF16" */
+    uint32_t count;  /* nodes of the model */
     bool supported;
     bool beyond_build; /* this build has no kernel for it, or for how one of its weights is stored */
     char reason[128];
