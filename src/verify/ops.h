@@ -10,7 +10,7 @@
 
 /* Fills gbps, gflops and ref_ratio (time of the reference / time of the device) at the shape of
  * opshape_bench(). */
-int ops_bench(struct dev *d, struct dev *ref, uint32_t op, uint32_t dtype, struct verify_op_result *r,
-              struct err *e);
+int ops_bench(struct dev *d, struct dev *ref, uint32_t op, const struct optype *type,
+              struct verify_op_result *r, struct err *e);
 
 #endif

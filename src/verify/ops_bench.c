@@ -23,7 +23,7 @@ static int bench_open(struct bench *b, struct dev *d, const struct opcase *c, st
     memset(b, 0, sizeof *b);
     int rc = opsession_open(&b->s, d, c, false, e);
     for (uint32_t i = 0; rc == 0 && i < c->g->n_values; i++) {
-        if (i == c->output)
+        if (c->g->values[i].kind == D0_VALUE_OUTPUT)
             continue;
         rc = dev_buffer(d, c->bytes[i], &b->buffers[i], e);
         if (rc == 0)
@@ -82,14 +82,14 @@ static double moved_bytes(const struct opcase *c, const struct graph_cost *cost)
     return bytes;
 }
 
-int ops_bench(struct dev *d, struct dev *ref, uint32_t op, uint32_t dtype, struct verify_op_result *r,
-              struct err *e)
+int ops_bench(struct dev *d, struct dev *ref, uint32_t op, const struct optype *type,
+              struct verify_op_result *r, struct err *e)
 {
     struct opshape shape;
     struct opcase c;
     int64_t dims[D0_N_DIMS];
     double device, reference;
-    opshape_bench(op, dtype, &shape, dims);
+    opshape_bench(op, type, &shape, dims);
     int rc = opcase_open(&c, &shape, dims, e);
     if (rc)
         return rc;
@@ -100,7 +100,7 @@ int ops_bench(struct dev *d, struct dev *ref, uint32_t op, uint32_t dtype, struc
         rc = measure(ref, &c, &reference, e);
     if (rc == 0) {
         struct graph_cost cost;
-        graph_cost(c.g, dims, shape.page_tokens * dims[3] - dims[0], &cost);
+        graph_cost(c.g, dims, opshape_page_span(&shape) * dims[3] - dims[0], &cost);
         r->gbps = moved_bytes(&c, &cost) / device * 1e-9;
         r->gflops = cost.flops / device * 1e-9;
         r->ref_ratio = reference / device;

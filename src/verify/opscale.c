@@ -2,180 +2,251 @@
  *
  * Owns the natural scale of every output element: the size of what was added up to make it, so that a
  * tolerance in units of 2^-23 of it is fair to sums that cancel and strict to sums that do not. Stated for
- * each operator in docs/numerics.md.
+ * each operator in docs/numerics.md. Operators on states: opscale_state.c, opscale_attention.c; sums of sums:
+ * opscale_mix.c.
  */
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "tensor/tensor.h"
 #include "verify/opcase.h"
 
-/* 8 * 2^-23 of it is 2^-126: results below the smallest normal number may be flushed to zero */
-#define SCALE_FLOOR 0x1p-106
-
-static float *widened(const struct opcase *c, uint32_t id, struct err *e)
+double opscale_sum(double sum, double squares)
 {
-    const struct d0_value *v = &c->g->values[id];
-    size_t n = (size_t)(c->bytes[id] / (dtype_bits(v->dtype) / 8));
-    float *x = malloc((n ? n : 1) * sizeof *x);
-    if (!x || !tensor_to_f32(c->data[id], v->dtype, n, x)) {
-        free(x);
-        err_set(e, ERR_NOMEM, "no memory for %zu widened values", n);
-        return NULL;
-    }
-    return x;
+    return fmax(fabs(sum), 2 * sqrt(squares));
 }
 
-/* max(|result|, twice the root of the sum of squared terms): what a sum of terms of random sign reaches. */
-static int scale_linear(const struct opcase *c, const float *ref, double *scale, struct err *e)
+/* x[T, G*K] times w[G*N, K], bias: each group of x with its rows. */
+static bool scale_linear(const struct opcase *c, const float *ref, double *scale)
 {
-    const float *x = c->data[c->in[0]];
-    float *w = widened(c, c->in[1], e), *bias = NULL;
-    if (!w)
-        return ERR_NOMEM;
-    if (c->shape.bias && !(bias = widened(c, c->in[2], e))) {
+    bool grouped = c->shape.node.op == D0_OP_GROUP_LINEAR;
+    const float *x = opcase_rows(c, 0);
+    float *w = opcase_widened(c, 1), *bias = grouped ? NULL : opcase_widened(c, 2);
+    bool has_bias = !grouped && c->in[2] != D0_NO_VALUE;
+    if (!w || (has_bias && !bias)) {
         free(w);
-        return ERR_NOMEM;
+        return false;
     }
-    int64_t n = c->shape.n, k = c->shape.k;
+    int64_t n = (int64_t)c->out_width[0], k = opcase_size(c, 1, 1), wide = opcase_size(c, 0, 1),
+            groups = wide / k, each = n / groups;
     for (int64_t t = 0; t < c->dims[0]; t++)
         for (int64_t j = 0; j < n; j++) {
-            double squares = bias ? (double)bias[j] * bias[j] : 0;
+            const float *row = x + t * wide + j / each * k;
+            double squares = bias ? (double)bias[j] * (double)bias[j] : 0;
             for (int64_t i = 0; i < k; i++) {
-                double term = (double)x[t * k + i] * w[j * k + i];
+                double term = (double)row[i] * (double)w[j * k + i];
                 squares += term * term;
             }
-            scale[t * n + j] = fmax(fabs((double)ref[t * n + j]), 2 * sqrt(squares));
+            scale[t * n + j] = opscale_sum((double)ref[t * n + j], squares);
         }
     free(w);
     free(bias);
-    return ERR_OK;
+    return true;
 }
 
 /* |result|; with plus_one |x| / rms * max(1, |w|), for 1 + w may cancel. */
-static int scale_norm(const struct opcase *c, const float *ref, double *scale, struct err *e)
+static bool scale_norm(const struct opcase *c, const float *ref, double *scale)
 {
-    if (!c->shape.plus_one || c->shape.no_weight) {
-        for (size_t i = 0; i < c->n_out; i++)
-            scale[i] = fabs((double)ref[i]);
-        return ERR_OK;
-    }
-    float *w = widened(c, c->in[1], e);
-    if (!w)
-        return ERR_NOMEM;
-    int64_t d = c->shape.dim ? c->shape.dim : c->shape.k;
-    for (size_t i = 0; i < c->n_out; i++) {
-        double m = fabs((double)w[(int64_t)i % d]), by = fabs(1 + (double)w[(int64_t)i % d]);
+    float *w = NULL;
+    if (opshape_int(&c->shape, D0_ATTR_PLUS_ONE) && c->in[1] != D0_NO_VALUE && !(w = opcase_widened(c, 1)))
+        return false;
+    int64_t d = w ? opcase_size(c, 1, 0) : 1;
+    for (size_t i = 0; i < c->n_out[0]; i++) {
+        double m = w ? fabs((double)w[(int64_t)i % d]) : 1, by = w ? fabs(1 + (double)w[(int64_t)i % d]) : 1;
         scale[i] = by > 0 ? fabs((double)ref[i]) / by * fmax(1, m) : 1;
     }
     free(w);
-    return ERR_OK;
+    return true;
 }
 
 /* The larger of the two values that a rotation mixes; 0 where the value passes through and must be the same.
  */
 static void scale_rope(const struct opcase *c, double *scale)
 {
-    const struct opshape *s = &c->shape;
-    const float *x = c->data[c->in[0]];
-    int64_t half = s->width / 2;
-    for (size_t i = 0; i < c->n_out; i++) {
-        int64_t in_head = (int64_t)i % s->dim - s->offset;
+    const float *x = opcase_rows(c, 0);
+    int64_t width = opcase_size(c, 1, 1), half = width / 2, dim = opshape_int(&c->shape, D0_ATTR_DIM),
+            offset = opshape_int(&c->shape, D0_ATTR_OFFSET), pairs = opshape_int(&c->shape, D0_ATTR_STYLE);
+    for (size_t i = 0; i < c->n_out[0]; i++) {
+        int64_t at = (int64_t)i % dim - offset;
         scale[i] = 0;
-        if (in_head < 0 || in_head >= s->width)
+        if (at < 0 || at >= width)
             continue;
-        int64_t partner = s->style ? (in_head ^ 1) : (in_head < half ? in_head + half : in_head - half);
-        scale[i] = fmax(fabs((double)x[i]), fabs((double)x[(int64_t)i + partner - in_head]));
+        int64_t partner = pairs ? (at ^ 1) : (at < half ? at + half : at - half);
+        scale[i] = fmax(fabs((double)x[i]), fabs((double)x[(int64_t)i + partner - at]));
     }
 }
 
-struct attended {
-    const float *q, *k, *v;
-    const int32_t *position, *seq_of, *table;
+static void scale_activation(const struct opcase *c, double *scale)
+{
+    bool pair = c->shape.node.op == D0_OP_GLU;
+    const float *gate = opcase_rows(c, 0), *up = pair ? opcase_rows(c, 1) : NULL;
+    for (size_t i = 0; i < c->n_out[0]; i++) {
+        double u = up ? (double)up[i] : 1;
+        struct opscaled a =
+            up ? opact_pair(&c->shape, (double)gate[i], u) : opact(&c->shape, (double)gate[i]);
+        scale[i] = fmax(a.scale, OPSCALE_FLOOR * fmax(1, fabs(u)));
+    }
+}
+
+/* w and b of a norm; absent ones are NULL */
+struct vectors {
+    float *w, *b;
+    bool ok;
 };
 
-/* Largest |v| attended, times 1 + the largest size of a score: an error of a score is a relative error of its
- * exponential. */
-static void scale_attention_head(const struct opcase *c, const struct attended *a, int64_t t, int64_t head,
-                                 double *scale)
+static struct vectors vectors_of(const struct opcase *c, uint32_t w, uint32_t b)
 {
-    const struct opshape *s = &c->shape;
-    int64_t kv = head * s->kv_heads / s->heads, p = a->position[t];
-    int64_t first = s->window && p >= s->window ? p - s->window + 1 : 0;
-    double score = 0;
-    for (int64_t i = 0; i < s->v_dim; i++)
-        scale[i] = 0;
-    for (int64_t j = first; j <= p; j++) {
-        int64_t page = a->table[a->seq_of[t] * c->dims[3] + j / s->page_tokens];
-        int64_t slot = (page * s->kv_heads + kv) * s->page_tokens + j % s->page_tokens;
-        double squares = 0, sum = 0;
-        for (int64_t i = 0; i < s->dim; i++) {
-            double term = (double)a->q[(t * s->heads + head) * s->dim + i] * a->k[slot * s->dim + i];
-            squares += term * term;
-            sum += term;
-        }
-        score = fmax(score, fabs(s->scale) * fmax(fabs(sum), 2 * sqrt(squares)));
-        for (int64_t i = 0; i < s->v_dim; i++)
-            scale[i] = fmax(scale[i], fabs((double)a->v[slot * s->v_dim + i]));
-    }
-    for (int64_t i = 0; i < s->v_dim; i++)
-        scale[i] *= 1 + score;
+    struct vectors v = {opcase_widened(c, w), b ? opcase_widened(c, b) : NULL, true};
+    v.ok = (v.w || c->in[w] == D0_NO_VALUE) && (!b || v.b || c->in[b] == D0_NO_VALUE);
+    return v;
 }
 
-static int scale_attention(const struct opcase *c, double *scale, struct err *e)
+static int64_t run_width(const struct opcase *c)
 {
-    float *k = widened(c, c->in[1], e), *v = k ? widened(c, c->in[2], e) : NULL;
-    if (!v) {
-        free(k);
-        return ERR_NOMEM;
+    int64_t dim = opshape_int(&c->shape, D0_ATTR_DIM);
+    return dim ? dim : opcase_size(c, 0, 1);
+}
+
+static void scale_layer_run(const struct opcase *c, const float *x, const struct vectors *v, int64_t d,
+                            double *scale)
+{
+    double sum = 0, raw = 0, squares = 0;
+    for (int64_t i = 0; i < d; i++) {
+        sum += (double)x[i];
+        raw += (double)x[i] * (double)x[i];
     }
-    struct attended a = {c->data[c->in[0]], k, v, c->data[c->in[3]], c->data[c->in[4]], c->data[c->in[5]]};
-    for (int64_t t = 0; t < c->dims[0]; t++)
-        for (int64_t h = 0; h < c->shape.heads; h++)
-            scale_attention_head(c, &a, t, h, scale + (t * c->shape.heads + h) * c->shape.v_dim);
-    free(k);
-    free(v);
+    double mean = sum / (double)d, mean_scale = fmax(fabs(mean), 2 * sqrt(raw) / (double)d);
+    for (int64_t i = 0; i < d; i++)
+        squares += ((double)x[i] - mean) * ((double)x[i] - mean);
+    double deviation = sqrt(squares / (double)d + opshape_real(&c->shape, D0_ATTR_EPS));
+    for (int64_t i = 0; i < d; i++) {
+        double w = v->w ? fabs((double)v->w[i]) : 1, b = v->b ? fabs((double)v->b[i]) : 0;
+        scale[i] = fmax(fmax(fabs((double)x[i]), mean_scale) / deviation * w, b);
+    }
+}
+
+static void scale_gated_run(const struct opcase *c, const float *x, const float *gates,
+                            const struct vectors *v, int64_t d, double *scale)
+{
+    bool before = opshape_int(&c->shape, D0_ATTR_BEFORE) != 0;
+    double squares = 0, errors = 0;
+    for (int64_t i = 0; i < d; i++) {
+        struct opscaled gate = before ? opact(&c->shape, (double)gates[i]) : (struct opscaled){1, 1};
+        double term = (double)x[i] * gate.value;
+        squares += term * term;
+        errors += (double)x[i] * (double)x[i] * fabs(gate.value) * gate.scale;
+    }
+    /* how much less precise than its terms the mean of squares is: gates that are small differences */
+    double loose = squares > 0 ? fmax(1, errors / squares) : 1;
+    double root = sqrt(squares / (double)d + opshape_real(&c->shape, D0_ATTR_EPS));
+    for (int64_t i = 0; i < d; i++) {
+        struct opscaled gate = opact(&c->shape, (double)gates[i]);
+        double y = fabs((double)x[i] / root * (v->w ? (double)v->w[i] : 1));
+        scale[i] = fmax(y * fmax(gate.scale, fabs(gate.value) * loose), OPSCALE_FLOOR * fmax(1, y));
+    }
+}
+
+static bool scale_other_norm(const struct opcase *c, double *scale)
+{
+    bool gated = c->shape.node.op == D0_OP_GATED_NORM;
+    struct vectors v = vectors_of(c, gated ? 2 : 1, gated ? 0 : 2);
+    size_t d = (size_t)run_width(c);
+    for (size_t g = 0; v.ok && g < c->n_out[0]; g += d) {
+        if (gated)
+            scale_gated_run(c, opcase_rows(c, 0) + g, opcase_rows(c, 1) + g, &v, (int64_t)d, scale + g);
+        else
+            scale_layer_run(c, opcase_rows(c, 0) + g, &v, (int64_t)d, scale + g);
+    }
+    free(v.w);
+    free(v.b);
+    return v.ok;
+}
+
+/* In units of the result itself: bit-exact operators, and those that only multiply. */
+static void scale_result(const struct opcase *c, const struct opresult *ref, struct opscale *s)
+{
+    for (uint32_t o = 0; o < c->n_outputs; o++)
+        for (size_t i = 0; !c->ints[o] && i < c->n_out[o]; i++)
+            s->out[o][i] = fabs((double)ref->out[o][i]);
+}
+
+static bool scale_rows(const struct opcase *c, const struct opresult *ref, struct opscale *s)
+{
+    double factor;
+    switch ((enum d0_op)c->shape.node.op) {
+    case D0_OP_LINEAR:
+    case D0_OP_GROUP_LINEAR:
+        return scale_linear(c, ref->out[0], s->out[0]);
+    case D0_OP_RMS_NORM:
+        return scale_norm(c, ref->out[0], s->out[0]);
+    case D0_OP_LAYER_NORM:
+    case D0_OP_GATED_NORM:
+        return scale_other_norm(c, s->out[0]);
+    case D0_OP_ROPE_TABLE:
+        factor = fabs(opshape_real(&c->shape, D0_ATTR_FACTOR));
+        for (size_t i = 0; i < c->n_out[0]; i++)
+            s->out[0][i] = factor > 0 ? factor : 1;
+        return true;
+    case D0_OP_ROPE:
+        scale_rope(c, s->out[0]);
+        return true;
+    case D0_OP_GLU:
+    case D0_OP_ACT:
+        scale_activation(c, s->out[0]);
+        return true;
+    default:
+        scale_result(c, ref, s);
+        return true;
+    }
+}
+
+static bool scale_any(const struct opcase *c, const struct opresult *ref, struct opscale *s)
+{
+    switch ((enum d0_op)c->shape.node.op) {
+    case D0_OP_ATTENTION:
+    case D0_OP_POOL_ATTENTION:
+        return opscale_attention(c, s);
+    case D0_OP_MLA:
+        return opscale_mla(c, ref, s);
+    case D0_OP_EXPERTS:
+        return opscale_experts(c, s);
+    case D0_OP_SHORT_CONV:
+        return opscale_short_conv(c, ref, s);
+    case D0_OP_DELTA_RULE:
+        return opscale_delta(c, s);
+    case D0_OP_MIX_RESIDUAL:
+        return opscale_mix(c, s);
+    case D0_OP_HYPER_IN:
+    case D0_OP_HYPER_HEAD:
+        return opscale_hyper(c, ref, s);
+    case D0_OP_HYPER_OUT:
+        return opscale_hyper_out(c, ref, s);
+    case D0_OP_POOL_KV:
+        return opscale_pool_kv(c, s);
+    default:
+        return scale_rows(c, ref, s);
+    }
+}
+
+int opcase_scale(const struct opcase *c, const struct opresult *ref, struct opscale *s, struct err *e)
+{
+    memset(s->state, 0, sizeof s->state);
+    if (!scale_any(c, ref, s)) {
+        opscale_free_states(s);
+        return err_set(e, ERR_NOMEM, "no memory for the natural scales of a case");
+    }
+    for (uint32_t o = 0; o < c->n_outputs && c->shape.node.op != D0_OP_ROPE; o++)
+        for (size_t i = 0; !c->ints[o] && i < c->n_out[o]; i++)
+            if (!(s->out[o][i] >= OPSCALE_FLOOR))
+                s->out[o][i] = OPSCALE_FLOOR;
     return ERR_OK;
 }
 
-static void scale_glu(const struct opcase *c, const float *ref, double *scale)
+void opscale_free_states(struct opscale *s)
 {
-    const float *up = c->data[c->in[1]];
-    for (size_t i = 0; i < c->n_out; i++)
-        scale[i] = fmax(fabs((double)ref[i]), SCALE_FLOOR * fmax(1, fabs((double)up[i])));
-}
-
-int opcase_scale(const struct opcase *c, const float *ref, double *scale, struct err *e)
-{
-    int rc = ERR_OK;
-    bool floored = true;
-    switch ((enum d0_op)c->shape.op) {
-    case D0_OP_LINEAR:
-        rc = scale_linear(c, ref, scale, e);
-        break;
-    case D0_OP_RMS_NORM:
-        rc = scale_norm(c, ref, scale, e);
-        break;
-    case D0_OP_ROPE_TABLE:
-        for (size_t i = 0; i < c->n_out; i++)
-            scale[i] = c->shape.factor ? fabs(c->shape.factor) : 1;
-        break;
-    case D0_OP_ROPE:
-        scale_rope(c, scale);
-        floored = false;
-        break;
-    case D0_OP_ATTENTION:
-        rc = scale_attention(c, scale, e);
-        break;
-    case D0_OP_GLU:
-        scale_glu(c, ref, scale);
-        break;
-    default: /* bit-exact operators: in units of the result itself */
-        for (size_t i = 0; i < c->n_out; i++)
-            scale[i] = fabs((double)ref[i]);
+    for (uint32_t i = 0; i < OPCASE_VALUES; i++) {
+        free(s->state[i]);
+        s->state[i] = NULL;
     }
-    for (size_t i = 0; rc == 0 && floored && i < c->n_out; i++)
-        if (!(scale[i] >= SCALE_FLOOR))
-            scale[i] = SCALE_FLOOR;
-    return rc;
 }

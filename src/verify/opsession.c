@@ -76,27 +76,29 @@ static int bind_value(struct opsession *s, const struct opcase *c, uint32_t id, 
     return rc ? rc : dev_bind(s->d, s->x, id, b->buffer, 0, e);
 }
 
-static int run_bound(struct opsession *s, const struct opcase *c, struct bound *b, float *out, void **states,
+static int run_bound(struct opsession *s, const struct opcase *c, struct bound *b, const struct opresult *out,
                      struct err *e)
 {
     struct d0_step_dims dims = {.size = sizeof dims};
     memcpy(dims.dims, c->dims, sizeof dims.dims);
     int rc = dev_run(s->d, s->q, s->x, &dims, e);
-    if (rc == 0 && c->output != D0_NO_VALUE && out && c->n_out)
-        rc = dev_read_output(s->d, s->q, s->x, c->output, 0, out, c->n_out * sizeof *out, e);
-    for (uint32_t i = 0; rc == 0 && states && i < c->g->n_values; i++)
-        if (states[i] && !b[i].wrapped)
-            rc = dev_copy_out(s->d, s->q, b[i].buffer, 0, states[i], c->bytes[i], e);
+    for (uint32_t o = 0; rc == 0 && o < c->n_outputs; o++)
+        if (out->out[o] && c->n_out[o])
+            rc = dev_read_output(s->d, s->q, s->x, c->output[o], 0, out->out[o],
+                                 c->n_out[o] * sizeof *out->out[o], e);
+    for (uint32_t i = 0; rc == 0 && i < c->g->n_values; i++)
+        if (out->state[i] && !b[i].wrapped)
+            rc = dev_copy_out(s->d, s->q, b[i].buffer, 0, out->state[i], c->bytes[i], e);
     if (rc == 0)
         rc = dev_wait(s->d, s->q, RUN_DEADLINE_NS, e);
-    for (uint32_t i = 0; rc == 0 && states && i < c->g->n_values; i++)
-        if (states[i] && b[i].wrapped)
-            memcpy(states[i], b[i].guard.data, c->bytes[i]);
+    for (uint32_t i = 0; rc == 0 && i < c->g->n_values; i++)
+        if (out->state[i] && b[i].wrapped)
+            memcpy(out->state[i], b[i].guard.data, c->bytes[i]);
     return rc;
 }
 
-int opsession_run(struct opsession *s, const struct opcase *c, float *out, void *states[OPCASE_VALUES],
-                  uint32_t *touched, struct err *e)
+int opsession_run(struct opsession *s, const struct opcase *c, const struct opresult *out, uint32_t *touched,
+                  struct err *e)
 {
     struct bound b[OPCASE_VALUES];
     memset(b, 0, sizeof b);
@@ -108,10 +110,10 @@ int opsession_run(struct opsession *s, const struct opcase *c, float *out, void 
     if (s->guard && memcmp(exact, s->planned, sizeof exact) != 0)
         rc = compile_for(s, c, exact, e);
     for (uint32_t i = 0; rc == 0 && i < c->g->n_values; i++)
-        if (i != c->output)
+        if (c->g->values[i].kind != D0_VALUE_OUTPUT)
             rc = bind_value(s, c, i, &b[i], e);
     if (rc == 0)
-        rc = run_bound(s, c, b, out, states, e);
+        rc = run_bound(s, c, b, out, e);
     for (uint32_t i = 0; i < c->g->n_values && i < OPCASE_VALUES; i++) {
         if (guard_touched(&b[i].guard))
             *touched = i;

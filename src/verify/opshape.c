@@ -1,274 +1,382 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Owns which shapes an operator is tested and timed at: every tail of the widths 1 to 70, some larger ones,
- * the combinations of heads and groups of published models, and the very shapes of a given model.
+ * Owns what shapes of operators share: types worth testing, text, the means to make one, and the very shapes
+ * of a given model, cut to what a test needs. Which shapes are tested without a model: opshape_rows.c,
+ * opshape_paged.c.
  */
 #include <stdio.h>
 #include <string.h>
 
 #include "base/mem.h"
+#include "tensor/tensor.h"
 #include "verify/opcase.h"
 
-#define TAILS 70 /* widths 1..70: every remainder of vectors of 4 to 64 elements */
+/* ---- types ---- */
 
-const uint32_t *op_dtypes(uint32_t op)
+/* How published checkpoints store weights. */
+static const struct optype stored[] = {
+    {.dtype = D0_F32},
+    {.dtype = D0_BF16},
+    {.dtype = D0_F16},
+    {.dtype = D0_F8_E4M3, .format = {.scale_dtype = D0_F32}},
+    {.dtype = D0_F8_E4M3, .format = {.scale_dtype = D0_F32, .group_n = 1}},
+    {.dtype = D0_F8_E4M3, .format = {.scale_dtype = D0_F32, .group_n = 128, .group_k = 128}},
+    {.dtype = D0_I8, .format = {.scale_dtype = D0_BF16, .group_n = 1}},
+    {.dtype = D0_U4,
+     .format = {.scale_dtype = D0_F16, .group_n = 1, .group_k = 32, .flags = D0_FORMAT_ZEROS}},
+    {.dtype = D0_F4, .format = {.scale_dtype = D0_F8_E8M0, .group_n = 1, .group_k = 32}},
+    {.dtype = D0_F4,
+     .format = {.scale_dtype = D0_F8_E4M3, .group_n = 1, .group_k = 16, .flags = D0_FORMAT_GLOBAL}},
+};
+
+bool optype_default(uint32_t op, unsigned i, struct optype *out)
 {
-    static const uint32_t none[] = {0}, weights[] = {D0_F32, D0_BF16, D0_F16, 0};
+    unsigned n = 1;
     switch ((enum d0_op)op) {
-    case D0_OP_EMBED:
     case D0_OP_LINEAR:
+    case D0_OP_GROUP_LINEAR:
+    case D0_OP_EXPERTS:
+        n = ARRAY_LEN(stored);
+        break;
+    case D0_OP_EMBED:
     case D0_OP_RMS_NORM:
     case D0_OP_KV_STORE:
     case D0_OP_ATTENTION:
-        return weights;
+    case D0_OP_LATENT_STORE:
+    case D0_OP_MLA:
+    case D0_OP_INDEX_TOPK:
+    case D0_OP_POOL_KV:
+    case D0_OP_POOL_ATTENTION:
+        n = 3;
+        break;
     default:
-        return none;
+        *out = (struct optype){.dtype = 0};
+        return i == 0;
     }
+    if (i < n)
+        *out = stored[i];
+    return i < n;
 }
 
+/* "x128", "xall" */
+static void group_name(uint32_t n, char *buf, size_t bytes)
+{
+    if (n)
+        snprintf(buf, bytes, "%u", n);
+    else
+        snprintf(buf, bytes, "all");
+}
+
+const char *optype_name(const struct optype *t, char *buf, size_t bytes)
+{
+    char rows[16], columns[16];
+    const struct d0_format *f = &t->format;
+    buf[0] = 0;
+    if (t->dtype && f->scale_dtype == 0)
+        snprintf(buf, bytes, "%s", dtype_name(t->dtype));
+    if (t->dtype == 0 || f->scale_dtype == 0)
+        return buf;
+    group_name(f->group_n, rows, sizeof rows);
+    group_name(f->group_k, columns, sizeof columns);
+    snprintf(buf, bytes, "%s %sx%s %s%s%s%s", dtype_name(t->dtype), rows, columns, dtype_name(f->scale_dtype),
+             f->flags & D0_FORMAT_ZEROS ? " zeros" : "", f->flags & D0_FORMAT_GLOBAL ? " global" : "",
+             f->flags & D0_FORMAT_ORDER ? " order" : "");
+    return buf;
+}
+
+/* ---- reading ---- */
+
+int64_t opshape_int(const struct opshape *s, uint32_t key)
+{
+    return node_attr_i(&s->node, key, 0);
+}
+
+double opshape_real(const struct opshape *s, uint32_t key)
+{
+    return node_attr_f(&s->node, key, 0);
+}
+
+uint32_t opshape_role(const struct opshape *s, uint32_t role)
+{
+    for (uint32_t i = 0; i < s->node.n_inputs; i++)
+        if (s->node.inputs[i] != D0_NO_VALUE && s->in[i].kind == D0_VALUE_INPUT && s->in[i].role == role)
+            return i;
+    return D0_NO_VALUE;
+}
+
+/* Is the state at input i one of pooled entries? */
+static bool is_pool(const struct opshape *s, uint32_t i)
+{
+    return s->node.op == D0_OP_INDEX_TOPK || s->node.op == D0_OP_POOL_KV ||
+           (s->node.op == D0_OP_POOL_ATTENTION && i == 2);
+}
+
+int64_t opshape_page_span(const struct opshape *s)
+{
+    int64_t span = 0, ratio = opshape_int(s, D0_ATTR_RATIO);
+    for (uint32_t i = 0; i < s->node.n_inputs; i++) {
+        if (s->node.inputs[i] == D0_NO_VALUE || s->in[i].kind != D0_VALUE_STATE || s->in[i].n_dims != 4)
+            continue;
+        int64_t holds = s->in[i].dims[2] * (is_pool(s, i) && ratio ? ratio : 1);
+        span = span == 0 || holds < span ? holds : span;
+    }
+    return span ? span : 16;
+}
+
+int64_t opshape_columns(const struct opshape *s, int64_t tokens)
+{
+    return (tokens + 2 * opshape_int(s, D0_ATTR_RATIO)) / opshape_page_span(s) + 1;
+}
+
+/* "w 9x17, segments 4": widths of rows, sizes of weights and states, attributes that are not 0. */
 const char *opshape_format(const struct opshape *s, char *buf, size_t bytes)
 {
-    switch ((enum d0_op)s->op) {
-    case D0_OP_LINEAR:
-        snprintf(buf, bytes, "K %lld, N %lld, segments %lld%s", (long long)s->k, (long long)s->n,
-                 (long long)s->segments, s->bias ? ", bias" : "");
-        break;
-    case D0_OP_EMBED:
-        snprintf(buf, bytes, "V %lld, H %lld", (long long)s->n, (long long)s->k);
-        break;
-    case D0_OP_RMS_NORM:
-        snprintf(buf, bytes, "K %lld, dim %lld%s%s", (long long)s->k, (long long)s->dim,
-                 s->plus_one ? ", 1 + w" : "", s->no_weight ? ", no w" : "");
-        break;
-    case D0_OP_ROPE_TABLE:
-        snprintf(buf, bytes, "D %lld", (long long)s->width);
-        break;
-    case D0_OP_ROPE:
-        snprintf(buf, bytes, "heads %lld, dim %lld, D %lld, %s", (long long)s->heads, (long long)s->dim,
-                 (long long)s->width, s->style ? "pairs" : "half");
-        break;
-    case D0_OP_KV_STORE:
-    case D0_OP_ATTENTION:
-        snprintf(buf, bytes, "heads %lld/%lld, dim %lld/%lld, window %lld", (long long)s->heads,
-                 (long long)s->kv_heads, (long long)s->dim, (long long)s->v_dim, (long long)s->window);
-        break;
-    default:
-        snprintf(buf, bytes, "K %lld", (long long)s->k);
+    size_t at = 0;
+    buf[0] = 0;
+    for (uint32_t i = 0; i < s->node.n_inputs && at < bytes; i++) {
+        const struct d0_value *v = &s->in[i];
+        if (s->node.inputs[i] == D0_NO_VALUE || (v->kind == D0_VALUE_INPUT && v->n_dims < 2) ||
+            v->role == D0_INPUT_PAGE_TABLE)
+            continue;
+        at += (size_t)snprintf(buf + at, bytes - at, "%s%u:", at ? " " : "", i);
+        for (uint32_t d = v->kind != D0_VALUE_WEIGHT; d < v->n_dims && at < bytes; d++)
+            at += (size_t)snprintf(buf + at, bytes - at, "%s%lld",
+                                   d > (v->kind != D0_VALUE_WEIGHT) ? "x" : "", (long long)v->dims[d]);
+    }
+    for (uint32_t i = 0; i < s->node.n_attrs && at < bytes; i++) {
+        const struct d0_attr *a = &s->node.attrs[i];
+        if (!a->is_float && a->v.i)
+            at += (size_t)snprintf(buf + at, bytes - at, " %s %lld", attr_name(a->key), (long long)a->v.i);
     }
     return buf;
 }
 
-static struct opshape base_shape(uint32_t op, uint32_t dtype)
+/* ---- making ---- */
+
+void opshape_begin(struct opshape *s, uint32_t op, const struct optype *type)
 {
-    return (struct opshape){.op = op,
-                            .dtype = dtype,
-                            .k = 64,
-                            .n = 16,
-                            .heads = 1,
-                            .kv_heads = 1,
-                            .dim = 0,
-                            .v_dim = 0,
-                            .width = 0,
-                            .page_tokens = 16,
-                            .eps = 1e-5,
-                            .scale = 1,
-                            .factor = 0};
+    memset(s, 0, sizeof *s);
+    s->type = *type;
+    s->node.op = op;
+    s->node.layer = -1;
+    memset(s->node.inputs, 0xff, sizeof s->node.inputs);
 }
 
-static bool linear_shape(unsigned i, struct opshape *s)
+static void put(struct opshape *s, uint32_t i, struct d0_value v)
 {
-    static const int16_t wide[][3] = {/* K, segments, bias */
-                                      {96, 1, 0},    {127, 0, 1},   {128, 4, 0}, {255, 0, 0},
-                                      {256, 8, 1},   {257, 0, 0},   {320, 2, 0}, {1000, 0, 0},
-                                      {2048, 64, 0}, {4096, 32, 1}, {4099, 0, 0}};
-    if (i < TAILS) {
-        s->k = i + 1;
-        s->n = 1 + (i * 7) % 19;
-        s->bias = i % 3 == 0;
-        return true;
-    }
-    i -= TAILS;
-    if (i >= ARRAY_LEN(wide))
-        return false;
-    s->k = wide[i][0];
-    s->segments = wide[i][1];
-    s->bias = wide[i][2];
-    s->n = 33 + i;
-    return true;
+    s->in[i] = v;
+    s->node.inputs[i] = i;
+    s->node.n_inputs = i >= s->node.n_inputs ? i + 1 : s->node.n_inputs;
 }
 
-static bool norm_shape(unsigned i, struct opshape *s)
+void opshape_rows(struct opshape *s, uint32_t i, int64_t width)
 {
-    static const int16_t more[][4] = {/* K, dim, plus_one, segments */
-                                      {96, 32, 0, 0},   {80, 16, 1, 0},   {35, 7, 0, 0},
-                                      {256, 128, 0, 0}, {2048, 0, 1, 64}, {4096, 0, 0, 0}};
-    if (i < TAILS) {
-        s->k = i + 1;
-        s->no_weight = i % 7 == 6;
-        s->plus_one = i % 5 == 4 && !s->no_weight;
-        return true;
-    }
-    i -= TAILS;
-    if (i >= ARRAY_LEN(more))
-        return false;
-    s->k = more[i][0];
-    s->dim = more[i][1];
-    s->plus_one = more[i][2];
-    s->segments = more[i][3];
-    return true;
+    put(s, i,
+        (struct d0_value){.kind = D0_VALUE_INPUT,
+                          .dtype = D0_F32,
+                          .role = D0_INPUT_HIDDEN,
+                          .n_dims = 2,
+                          .dims = {D0_DIM_TOKENS, width}});
 }
 
-static bool rope_shape(unsigned i, struct opshape *s)
+void opshape_chosen(struct opshape *s, uint32_t i, int64_t width)
 {
-    if (i >= TAILS)
-        return false;
-    s->width = 2 * (i / 2 + 1);
-    s->style = i % 2;
-    s->heads = 1 + i % 3;
-    s->offset = i % 5 == 0 ? 3 : 0;
-    s->dim = s->width + s->offset + (i % 4 == 3 ? 5 : 0);
-    s->factor = i % 6 == 5 ? 1.25 : 0;
-    return true;
+    opshape_rows(s, i, width);
+    s->in[i].dtype = D0_I32;
 }
 
-static bool paged_shape(unsigned i, struct opshape *s)
+void opshape_ints(struct opshape *s, uint32_t i, uint32_t role, int64_t dim)
 {
-    static const uint8_t heads[][2] = {{1, 1}, {4, 2}, {3, 3}, {8, 1}};
-    static const uint8_t pages[] = {16, 8, 32, 1};
-    static const uint8_t large[] = {80, 96, 128, 192};
-    if (i >= TAILS + ARRAY_LEN(large))
-        return false;
-    s->dim = i < TAILS ? (int64_t)i + 1 : large[i - TAILS];
-    s->v_dim = i % 4 == 1 ? 1 + (int64_t)(i * 5) % 67 : s->dim;
-    s->heads = heads[i % 4][0];
-    s->kv_heads = heads[i % 4][1];
-    s->page_tokens = pages[i / 3 % 4];
-    s->window = i % 5 == 2 ? 1 + (int64_t)i % 23 : 0;
-    s->scale = i % 2 ? 0.25 : 0.5;
-    return true;
+    put(s, i,
+        (struct d0_value){.kind = D0_VALUE_INPUT, .dtype = D0_I32, .role = role, .n_dims = 1, .dims = {dim}});
 }
 
-bool opshape_default(uint32_t op, uint32_t dtype, unsigned i, struct opshape *out)
+void opshape_weight(struct opshape *s, uint32_t i, uint32_t dtype, uint32_t n_dims, int64_t a, int64_t b,
+                    int64_t c)
 {
-    *out = base_shape(op, dtype);
-    switch ((enum d0_op)op) {
-    case D0_OP_LINEAR:
-        return linear_shape(i, out);
-    case D0_OP_RMS_NORM:
-        return norm_shape(i, out);
-    case D0_OP_ROPE:
-    case D0_OP_ROPE_TABLE:
-        return rope_shape(i, out);
-    case D0_OP_KV_STORE:
-    case D0_OP_ATTENTION:
-        return paged_shape(i, out);
-    case D0_OP_EMBED:
-    case D0_OP_ADD:
-    case D0_OP_GLU:
-    case D0_OP_GATHER_ROWS:
-        out->k = i < TAILS ? (int64_t)i + 1 : (int64_t)1000 + (i - TAILS);
-        return i < TAILS + 4;
-    default:
-        return false; /* no case yet */
+    put(s, i,
+        (struct d0_value){.kind = D0_VALUE_WEIGHT, .dtype = dtype, .n_dims = n_dims, .dims = {a, b, c}});
+}
+
+void opshape_stored(struct opshape *s, uint32_t i, int64_t e, int64_t n, int64_t k)
+{
+    opshape_weight(s, i, s->type.dtype, e ? 3 : 2, e ? e : n, e ? n : k, e ? k : 0);
+    s->in[i].format = s->type.format;
+}
+
+void opshape_state(struct opshape *s, uint32_t i, uint32_t dtype, uint32_t n_dims, int64_t a, int64_t b,
+                   int64_t c)
+{
+    put(s, i,
+        (struct d0_value){.kind = D0_VALUE_STATE, .dtype = dtype, .n_dims = n_dims, .dims = {1, a, b, c}});
+}
+
+void opshape_places(struct opshape *s, uint32_t first, bool paged)
+{
+    opshape_ints(s, first, D0_INPUT_POSITIONS, D0_DIM_TOKENS);
+    opshape_ints(s, first + 1, D0_INPUT_SEQ_OF, D0_DIM_TOKENS);
+    opshape_ints(s, first + 2, paged ? D0_INPUT_PAGE_TABLE : D0_INPUT_SLOTS, D0_DIM_SEQS);
+    if (paged) {
+        s->in[first + 2].n_dims = 2;
+        s->in[first + 2].dims[1] = D0_DIM_PAGES;
     }
 }
 
-void opshape_bench(uint32_t op, uint32_t dtype, struct opshape *out, int64_t dims[D0_N_DIMS])
+int64_t opshape_vary(unsigned i, unsigned salt, int64_t low, int64_t high)
 {
-    static const int64_t step[D0_N_DIMS] = {64, 1, 64, 1};
-    *out = base_shape(op, dtype);
-    memcpy(dims, step, sizeof step);
-    out->k = 4096;
-    switch ((enum d0_op)op) {
-    case D0_OP_LINEAR: /* one token: what a decode step does, limited by reading the weights */
-        out->n = 4096;
-        dims[0] = 1;
-        break;
-    case D0_OP_EMBED:
-        out->n = 4096;
-        break;
-    case D0_OP_KV_STORE:
-    case D0_OP_ATTENTION: /* eight tokens at the end of 1,024 */
-        out->heads = 32;
-        out->kv_heads = 8;
-        out->dim = out->v_dim = 128;
-        out->scale = 0.0883883476;
-        dims[0] = 8;
-        dims[3] = 64;
-        break;
-    case D0_OP_ROPE:
-    case D0_OP_ROPE_TABLE:
-        out->heads = 32;
-        out->dim = out->width = 128;
-        break;
-    default:
-        break;
-    }
+    return low + (int64_t)(hash64(&(uint32_t[2]){i, salt}, 8, 77) % (uint64_t)(high - low + 1));
+}
+
+uint32_t opshape_any_type(unsigned i)
+{
+    static const uint32_t types[] = {D0_F32, D0_BF16, D0_F16};
+    return types[i % 3];
+}
+
+bool opshape_default(uint32_t op, const struct optype *type, unsigned i, struct opshape *out)
+{
+    opshape_begin(out, op, type);
+    return opshape_default_rows(i, out) || opshape_default_paged(i, out);
 }
 
 /* ---- shapes of a model ---- */
 
-static const struct d0_value *input_of(const struct graph *g, const struct d0_node *n, uint32_t i)
+static void cut(int64_t *v, int64_t limit)
 {
-    return i < n->n_inputs && n->inputs[i] != D0_NO_VALUE ? &g->values[n->inputs[i]] : NULL;
+    if (*v > limit)
+        *v = limit;
 }
 
-static int64_t at_most(int64_t v, int64_t limit)
+/* Every expert is computed alike, and so is every row of its matrices. The width of x stays. */
+static void cut_experts(struct opshape *s)
 {
-    return v < limit ? v : limit;
+    int64_t inter = opshape_int(s, D0_ATTR_INTER), layout = opshape_int(s, D0_ATTR_LAYOUT),
+            d = s->in[0].dims[1];
+    bool turned = opshape_int(s, D0_ATTR_TRANSPOSED) != 0, fused = layout == 1 || layout == 2;
+    cut(&inter, 131);
+    node_set_attr_i(&s->node, D0_ATTR_INTER, inter);
+    cut(&s->in[1].dims[1], 4);
+    cut(&s->in[2].dims[1], 4);
+    for (uint32_t i = 3; i < s->node.n_inputs; i++) {
+        if (s->node.inputs[i] == D0_NO_VALUE)
+            continue;
+        struct d0_value *v = &s->in[i];
+        int64_t rows = i == 3 || i == 8   ? d
+                       : i == 4 || i == 6 ? (fused ? 2 * inter : inter)
+                                          : inter,
+                columns = i == 3 ? inter : d;
+        cut(&v->dims[0], 4);
+        v->dims[1] = i < 6 && turned ? columns : rows;
+        if (i < 6)
+            v->dims[2] = turned ? rows : columns;
+    }
+}
+
+/* Heads are computed alike. */
+static void cut_mla(struct opshape *s)
+{
+    int64_t heads = opshape_int(s, D0_ATTR_HEADS), few = heads;
+    cut(&few, 4);
+    s->in[0].dims[1] = s->in[0].dims[1] / heads * few;
+    s->in[2].dims[0] = s->in[2].dims[0] / heads * few;
+    node_set_attr_i(&s->node, D0_ATTR_HEADS, few);
+}
+
+static void cut_shape(struct opshape *s)
+{
+    int64_t groups = opshape_int(s, D0_ATTR_GROUPS), n;
+    groups = groups ? groups : 1;
+    switch ((enum d0_op)s->node.op) {
+    case D0_OP_EMBED:
+        cut(&s->in[1].dims[0], 257);
+        break;
+    case D0_OP_LINEAR: /* rows of w are computed alike: a few tiles of them show what all do */
+        cut(&s->in[1].dims[0], 131);
+        cut(&s->in[2].dims[0], 131);
+        break;
+    case D0_OP_GROUP_LINEAR:
+        n = s->in[1].dims[0] / groups;
+        cut(&n, 33);
+        s->in[1].dims[0] = n * groups;
+        break;
+    case D0_OP_ROUTE:
+        cut(&s->in[2].dims[0], 257);
+        break;
+    case D0_OP_EXPERTS:
+        cut_experts(s);
+        break;
+    case D0_OP_MLA:
+        cut_mla(s);
+        break;
+    case D0_OP_INDEX_TOPK: /* else all keys of a short case are chosen */
+        n = opshape_int(s, D0_ATTR_TOPK);
+        cut(&n, 16);
+        node_set_attr_i(&s->node, D0_ATTR_TOPK, n);
+        break;
+    default:
+        break;
+    }
+}
+
+/* Which input's type a row of results is about: NULL where operators mix types. */
+static const struct d0_value *typed_input(const struct opshape *s)
+{
+    uint32_t i = 1;
+    switch ((enum d0_op)s->node.op) {
+    case D0_OP_KV_STORE:
+        i = 2;
+        break;
+    case D0_OP_EXPERTS:
+        i = 3;
+        break;
+    case D0_OP_POOL_KV:
+        i = 5;
+        break;
+    case D0_OP_EMBED:
+    case D0_OP_LINEAR:
+    case D0_OP_RMS_NORM:
+    case D0_OP_GROUP_LINEAR:
+    case D0_OP_ATTENTION:
+    case D0_OP_LATENT_STORE:
+    case D0_OP_MLA:
+    case D0_OP_INDEX_TOPK:
+    case D0_OP_POOL_ATTENTION:
+        break;
+    default:
+        return NULL;
+    }
+    return s->node.inputs[i] == D0_NO_VALUE ? NULL : &s->in[i];
 }
 
 bool opshape_of_node(const struct graph *g, const struct d0_node *n, struct opshape *out)
 {
-    const struct d0_value *x = input_of(g, n, 0), *w = input_of(g, n, 1);
-    if (!x || op_find(n->op) == NULL)
+    if (op_find(n->op) == NULL || n->n_inputs == 0)
         return false;
-    *out = base_shape(n->op, 0);
-    out->k = x->n_dims == 2 ? x->dims[1] : 0;
-    out->segments = node_attr_i(n, D0_ATTR_SEGMENTS, 0);
-    out->dim = node_attr_i(n, D0_ATTR_DIM, 0);
-    out->v_dim = node_attr_i(n, D0_ATTR_V_DIM, 0);
-    out->v_dim = out->v_dim ? out->v_dim : out->dim;
-    out->plus_one = node_attr_i(n, D0_ATTR_PLUS_ONE, 0);
-    out->eps = node_attr_f(n, D0_ATTR_EPS, 0);
-    out->scale = node_attr_f(n, D0_ATTR_SCALE, 1);
-    out->factor = node_attr_f(n, D0_ATTR_FACTOR, 0);
-    out->style = node_attr_i(n, D0_ATTR_STYLE, 0);
-    out->offset = node_attr_i(n, D0_ATTR_OFFSET, 0);
-    out->window = node_attr_i(n, D0_ATTR_WINDOW, 0);
-    out->heads = node_attr_i(n, D0_ATTR_HEADS, 1);
-    out->kv_heads = node_attr_i(n, D0_ATTR_KV_HEADS, 1);
-    out->bias = n->op == D0_OP_LINEAR && input_of(g, n, 2) != NULL;
-    out->no_weight = n->op == D0_OP_RMS_NORM && !w;
-    switch ((enum d0_op)n->op) {
-    case D0_OP_EMBED:
-        out->k = w->dims[1];
-        out->n = at_most(w->dims[0], 257);
-        out->dtype = w->dtype;
-        break;
-    case D0_OP_LINEAR: /* rows of w are computed alike: a few tiles of them show what all do */
-        out->n = at_most(w->dims[0], 131);
-        out->dtype = w->dtype;
-        break;
-    case D0_OP_RMS_NORM:
-        out->dtype = w ? w->dtype : D0_F32;
-        break;
-    case D0_OP_ROPE_TABLE:
-        out->width = 2 * w->dims[0];
-        break;
-    case D0_OP_ROPE:
-        out->width = w->dims[1];
-        out->heads = out->k / out->dim;
-        break;
-    case D0_OP_KV_STORE:
-    case D0_OP_ATTENTION: {
-        const struct d0_value *pages = input_of(g, n, n->op == D0_OP_KV_STORE ? 2 : 1);
-        out->dtype = pages->dtype;
-        out->page_tokens = pages->dims[2];
-        break;
+    opshape_begin(out, n->op, &(struct optype){.dtype = 0});
+    memcpy(out->node.attrs, n->attrs, sizeof out->node.attrs);
+    out->node.n_attrs = n->n_attrs;
+    out->node.n_inputs = n->n_inputs;
+    for (uint32_t i = 0; i < n->n_inputs; i++) {
+        if (n->inputs[i] == D0_NO_VALUE)
+            continue;
+        struct d0_value *v = &out->in[i];
+        *v = g->values[n->inputs[i]];
+        v->offset = 0;
+        out->node.inputs[i] = i;
+        if (v->kind == D0_VALUE_STATE)
+            v->dims[0] = 1;
+        if (v->kind == D0_VALUE_ACTIVATION || v->kind == D0_VALUE_OUTPUT) {
+            v->kind = D0_VALUE_INPUT;
+            v->role = D0_INPUT_HIDDEN;
+        }
+        if (v->role == D0_INPUT_HIDDEN) /* rows for logits are rows like others */
+            v->dims[0] = D0_DIM_TOKENS;
     }
-    default:
-        break;
-    }
+    cut_shape(out);
+    const struct d0_value *typed = typed_input(out);
+    if (typed)
+        out->type = (struct optype){.dtype = typed->dtype, .format = typed->format};
+    else if (n->op == D0_OP_RMS_NORM)
+        out->type.dtype = D0_F32;
     return true;
 }

@@ -17,9 +17,9 @@
 
 /* ---- operators x device ---- */
 struct verify_op_row {
-    const char *op; /* "linear" */
-    char types[48]; /* "x F32, w BF16" */
-    uint32_t count; /* nodes of the model */
+    const char *op;  /* "linear" */
+    char types[160]; /* "x F32, w BF16" */
+    uint32_t count;  /* nodes of the model */
     bool supported;
     bool beyond_build; /* this build has no kernel for it, or for how one of its weights is stored */
     char reason[128];
@@ -36,12 +36,12 @@ int verify_matrix(struct dev *d, const struct graph *g, struct arena *arena, str
  * false too). Bench numbers are 0 when not asked for. */
 struct verify_op_result {
     char name[64];
-    char shape[64];
+    char shape[192];
     bool supported, passed;
     double max_ulp, limit_ulp;
     double gbps, gflops;
     double ref_ratio;
-    char why[160];
+    char why[208];
     uint64_t seed;
 };
 struct verify_ops_options {
@@ -49,6 +49,7 @@ struct verify_ops_options {
     uint64_t seed;
     bool bench;
     const struct graph *shapes_of; /* a model's shapes, or NULL for the default set */
+    unsigned every;                /* of the default set only every n-th shape (0: all), to be quick */
 };
 int verify_ops(struct dev *d, const struct verify_ops_options *o, struct arena *arena,
                struct verify_op_result **out, size_t *n, struct findings *f, struct err *e);

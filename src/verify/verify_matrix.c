@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "verify/opcase.h"
 #include "verify/verify.h"
 
 /* Name of input `index` as the operator's meaning in ops.def gives it: "x[T, K], w W[N, K], ?bias W[N] ->
@@ -15,7 +16,7 @@ static void input_name(const struct op_info *op, uint32_t index, char *out, size
     const char *p = op->meaning;
     for (uint32_t i = 0; i < index; i++) {
         for (int depth = 0; *p && (depth > 0 || *p != ','); p++)
-            depth += (*p == '[') - (*p == ']');
+            depth += (*p == '[' || *p == '(') - (*p == ']' || *p == ')');
         p += *p == ',';
     }
     p += strspn(p, " ?");
@@ -26,7 +27,7 @@ static void input_name(const struct op_info *op, uint32_t index, char *out, size
         snprintf(out, bytes, "%.*s", (int)n, p);
 }
 
-/* "x F32, w BF16": of the first input and of all weights and states. */
+/* "x F32, w F4 1x32 F8_E8M0": of the first input and of all weights and states. */
 static void format_types(const struct graph *g, const struct d0_node *n, const struct op_info *op, char *out,
                          size_t bytes)
 {
@@ -38,9 +39,10 @@ static void format_types(const struct graph *g, const struct d0_node *n, const s
         const struct d0_value *v = &g->values[n->inputs[i]];
         if (i > 0 && v->kind != D0_VALUE_WEIGHT && v->kind != D0_VALUE_STATE)
             continue;
-        char name[24];
+        char name[24], type[48];
         input_name(op, i, name, sizeof name);
-        int w = snprintf(out + len, bytes - len, "%s%s %s", len ? ", " : "", name, dtype_name(v->dtype));
+        optype_name(&(struct optype){.dtype = v->dtype, .format = v->format}, type, sizeof type);
+        int w = snprintf(out + len, bytes - len, "%s%s %s", len ? ", " : "", name, type);
         if (w < 0 || (size_t)w >= bytes - len)
             return;
         len += (size_t)w;
