@@ -9,7 +9,7 @@
 
 #include "kern/kern_table.h"
 
-#if defined(__x86_64__)
+#if defined(__x86_64__) && defined(__clang__)
 #include <cpuid.h>
 #endif
 
@@ -21,11 +21,16 @@ const char *kern_isa_name(enum kern_isa isa)
 }
 
 #if defined(__x86_64__)
-/* clang 14 does not know this feature's name in __builtin_cpu_supports */
+/* clang 14 does not know this feature's name in __builtin_cpu_supports. The instruction itself is slow in a
+ * virtual machine, and every compiled node asks. */
 static bool has_f16c(void)
 {
+#if defined(__clang__)
     unsigned a, b, c, d;
     return __get_cpuid(1, &a, &b, &c, &d) && (c >> 29 & 1);
+#else
+    return __builtin_cpu_supports("f16c");
+#endif
 }
 #endif
 
