@@ -132,6 +132,7 @@ static void write_cost(struct json_writer *w, const struct oracle_cost *c)
     json_put_u64(w, "weight_bytes", c->weight_bytes);
     json_put_u64(w, "largest_piece_bytes", c->largest);
     json_put_bool(w, "read_ahead", c->ahead);
+    json_put_u64(w, "experts_read", c->experts);
     json_put_u64(w, "step_tokens", c->chunk);
     json_put_f64(w, "read_seconds", c->read_seconds);
     json_put_f64(w, "compute_seconds", c->compute_seconds);

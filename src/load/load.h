@@ -43,6 +43,14 @@ void weights_free(struct weights *w);
 /* Takes `n` bytes of the value from offset `at` on; they are the caller's only until it returns. */
 typedef int (*load_sink)(void *context, uint64_t at, const void *bytes, uint64_t n, struct err *e);
 
+/* Some matrices of a value [places, ..] whose checkpoint has more of them: experts. */
+struct load_choice {
+    const uint32_t *matrix; /* [n] numbers in the checkpoint, ascending */
+    const uint32_t *place;  /* [n] where each goes in the value */
+    uint32_t n;
+    uint32_t of; /* so many are in the checkpoint */
+};
+
 struct load_reader {
     const struct graph *g;
     const struct spec *spec; /* as in load_options */
@@ -54,12 +62,14 @@ struct load_reader {
     load_sink sink;
     void *context;
     unsigned char *direct; /* memory of the whole value, filled in place of calls of the sink; NULL: none */
-    struct tensor_scan *scan; /* of the tensors of float types that were read; NULL: not wanted */
-    const char *not_finite;   /* first such tensor, when scanned */
+    const struct load_choice *choice; /* NULL: the whole value */
+    struct tensor_scan *scan;         /* of the tensors of float types that were read; NULL: not wanted */
+    const char *not_finite;           /* first such tensor, when scanned */
 };
 /* What headers can show to be wrong, without reading: ERR_MISSING, ERR_MISMATCH. bytes: of the value. */
 int load_value_check(const struct load_reader *r, uint32_t value, uint64_t *bytes, struct err *e);
-/* Every byte of the value exactly once. Errors: those above, ERR_IO, ERR_NOMEM, the sink's own. */
+/* Every byte of the value, or of the matrices chosen, exactly once. Errors: those above, ERR_IO, ERR_NOMEM,
+ * the sink's own. */
 int load_value_read(struct load_reader *r, uint32_t value, struct err *e);
 
 #endif

@@ -2,8 +2,8 @@
  *
  * Owns: one weight value from the tensors that it is made of: a plain tensor, experts behind each other, or
  * the codes, scales and zero points of a scheme in the order of d0_format. Bytes are moved, nibbles and words
- * reordered; no value is changed. Refuses tensors whose type or size is not what the scheme says, and a group
- * order that it was not told of.
+ * reordered; no value is changed. Of experts a choice can be read, each to a place of its own. Refuses
+ * tensors whose type or size is not what the scheme says, and a group order that it was not told of.
  */
 #include "load/load.h"
 
@@ -17,11 +17,19 @@ struct filling {
     const struct d0_value *v;
     const char *name;
     struct tensor_form form;
-    bool formed;                   /* stored as codes */
-    const struct spec_weight *w;   /* NULL: one plain tensor */
-    uint64_t bytes, written, each; /* of the value; bytes of one expert where plain */
+    bool formed;                 /* stored as codes */
+    const struct spec_weight *w; /* NULL: one plain tensor */
+    uint64_t bytes, written;     /* of the value */
+    uint64_t stored, places;     /* matrices of all tensors, and those that the value has room for */
+    uint64_t each;               /* bytes of one where plain */
     bool check_only;
     struct err *e;
+};
+
+/* Matrices of one tensor that lie behind each other in it, and in the value. */
+struct run {
+    uint64_t held;        /* by the tensor */
+    uint64_t from, n, to; /* wanted of them; the place of the first */
 };
 
 static int mismatch(struct filling *f, const struct spec_tensor *x, const char *why)
@@ -59,19 +67,21 @@ static int read_piece(struct filling *f, const struct ckpt_tensor *t, uint64_t a
 
 /* ---- ways to move one tensor ---- */
 
-/* As it lies in the file. */
-static int straight(struct filling *f, const struct spec_tensor *x, uint64_t at, uint64_t bytes)
+/* As it lies in the file: of each matrix of the run `each` bytes, to those that begin at `base`. */
+static int straight(struct filling *f, const struct spec_tensor *x, const struct run *r, uint64_t base,
+                    uint64_t each)
 {
     const struct ckpt_tensor *t = x->tensor;
+    const uint64_t bytes = r->n * each, at = base + r->to * each;
     int rc = ERR_OK;
-    if (t->bytes != bytes)
+    if (t->bytes != r->held * each)
         return mismatch(f, x, "its size is not that of its part of the weight");
     for (uint64_t done = 0; rc == ERR_OK && !f->check_only && done < bytes;) {
         uint64_t n = bytes - done < f->r->staging_bytes ? bytes - done : f->r->staging_bytes;
         if (at > f->bytes || bytes > f->bytes - at)
             return mismatch(f, x, "it does not fit its weight");
         unsigned char *to = f->r->direct ? f->r->direct + at + done : f->r->staging;
-        rc = read_piece(f, t, done, to, n);
+        rc = read_piece(f, t, r->from * each + done, to, n);
         if (rc == ERR_OK)
             rc = put(f, at + done, to, n);
         done += n;
@@ -149,21 +159,21 @@ static int turned_codes(struct filling *f, const struct spec_tensor *x, uint64_t
 }
 
 /* Rows of words along K: their padding stays behind. */
-static int rows_of_words(struct filling *f, const struct spec_tensor *x, uint64_t at, uint64_t n_rows)
+static int rows_of_words(struct filling *f, const struct spec_tensor *x, const struct run *r)
 {
     const uint64_t bits = (uint64_t)f->form.k * f->w->form.bits, row = (bits + 31) / 32 * 4,
-                   keep = f->form.row_bytes;
+                   keep = f->form.row_bytes, each = (uint64_t)f->form.n, n_rows = r->n * each;
     int rc = ERR_OK;
     if (row == keep)
-        return straight(f, x, at, n_rows * row);
-    if (x->tensor->bytes != n_rows * row)
+        return straight(f, x, r, 0, each * row);
+    if (x->tensor->bytes != r->held * each * row)
         return mismatch(f, x, "its size is not that of its part of the weight");
     if (row > f->r->staging_bytes)
         return err_set(f->e, ERR_LIMIT, "%s: a row does not fit the staging buffer", f->name);
     for (uint64_t n = 0; rc == ERR_OK && !f->check_only && n < n_rows; n++) {
-        rc = read_piece(f, x->tensor, n * row, f->r->staging, row);
+        rc = read_piece(f, x->tensor, (r->from * each + n) * row, f->r->staging, row);
         if (rc == ERR_OK)
-            rc = put(f, at + n * keep, f->r->staging, keep);
+            rc = put(f, (r->to * each + n) * keep, f->r->staging, keep);
     }
     return rc;
 }
@@ -218,12 +228,12 @@ static int zero_points(struct filling *f, const struct spec_tensor *x, uint64_t 
 }
 
 /* A group order that is the natural one needs no table; another one must have been announced. */
-static int group_order(struct filling *f, const struct spec_tensor *x)
+static int group_order(struct filling *f, const struct spec_tensor *x, const struct run *r)
 {
     const uint64_t k = (uint64_t)f->form.k;
     unsigned char *from;
     if (f->form.format.flags & D0_FORMAT_ORDER)
-        return straight(f, x, f->form.order + 4 * k * x->index, 4 * k);
+        return straight(f, x, r, f->form.order, 4 * k);
     int rc = whole(f, x, 4 * k, &from);
     for (uint64_t i = 0; rc == ERR_OK && !f->check_only && !f->r->blind && i < k; i++) {
         int32_t group;
@@ -237,20 +247,66 @@ static int group_order(struct filling *f, const struct spec_tensor *x)
 
 /* ---- one tensor of the weight ---- */
 
-static int fill_codes(struct filling *f, const struct spec_tensor *x)
+static int fill_codes(struct filling *f, const struct spec_tensor *x, const struct run *r)
 {
-    const uint64_t rows = (uint64_t)(f->form.matrices / (int64_t)f->w->count) * (uint64_t)f->form.n,
-                   at = x->index * rows * f->form.row_bytes;
+    const uint64_t matrix = (uint64_t)f->form.n * f->form.row_bytes;
     switch (f->w->form.scheme) {
     case QUANT_CT_INT:
-        return rows_of_words(f, x, at, rows);
+        return rows_of_words(f, x, r);
     case QUANT_AWQ:
     case QUANT_GPTQ:
-        return rows == (uint64_t)f->form.n ? turned_codes(f, x, at)
-                                           : mismatch(f, x, "more than one matrix in words");
+        return r->held == 1 ? turned_codes(f, x, r->to * matrix)
+                            : mismatch(f, x, "more than one matrix in words");
     default:
-        return straight(f, x, at, rows * f->form.row_bytes);
+        return straight(f, x, r, 0, matrix);
     }
+}
+
+/* Schemes that turn their scales hold one matrix in a tensor: fill_codes saw to it. */
+static int fill_run(struct filling *f, const struct spec_tensor *x, const struct run *r)
+{
+    if (!f->formed)
+        return x->role == ROLE_WEIGHT ? straight(f, x, r, 0, f->each) : ERR_OK;
+    const uint64_t scales = (uint64_t)f->form.groups_n * (uint64_t)f->form.groups_k,
+                   width = dtype_bits(f->form.format.scale_dtype) / 8;
+    const bool turned = f->w->form.scheme == QUANT_AWQ || f->w->form.scheme == QUANT_GPTQ;
+    switch (x->role) {
+    case ROLE_WEIGHT:
+        return fill_codes(f, x, r);
+    case ROLE_SCALE:
+        return turned ? turned_scales(f, x, f->form.scales + r->to * scales * width)
+                      : straight(f, x, r, f->form.scales, scales * width);
+    case ROLE_GLOBAL_SCALE:
+        return straight(f, x, r, f->form.global, 4);
+    case ROLE_ZERO_POINT:
+        return zero_points(f, x, f->form.zeros + r->to * scales);
+    case ROLE_ORDER:
+        return group_order(f, x, r);
+    default:
+        return ERR_OK;
+    }
+}
+
+/* What is wanted of a tensor that holds the matrices from `first` on: all, or runs of the choice. */
+static int fill_runs(struct filling *f, const struct spec_tensor *x, uint64_t first, uint64_t held)
+{
+    const struct load_choice *c = f->r->choice;
+    int rc = ERR_OK;
+    if (!c)
+        return fill_run(f, x, &(struct run){.held = held, .n = held, .to = first});
+    for (uint32_t i = 0; rc == ERR_OK && i < c->n;) {
+        struct run r = {.held = held, .from = c->matrix[i] - first, .n = 1, .to = c->place[i]};
+        if (c->matrix[i] < first || r.from >= held) {
+            i++;
+            continue;
+        }
+        while (i + r.n < c->n && r.from + r.n < held && c->matrix[i + r.n] == c->matrix[i] + r.n &&
+               c->place[i + r.n] == c->place[i] + r.n)
+            r.n++;
+        rc = fill_run(f, x, &r);
+        i += (uint32_t)r.n;
+    }
+    return rc;
 }
 
 static int fill_part(void *context, const struct spec_tensor *x)
@@ -270,27 +326,8 @@ static int fill_part(void *context, const struct spec_tensor *x)
         same = x->n_dims == x->tensor->n_dims && x->dims[i] == x->tensor->dims[i];
     if (!same)
         return mismatch(f, x, "its shape or type is not what the graph wants");
-    if (!f->formed)
-        return x->role == ROLE_WEIGHT ? straight(f, x, x->index * f->each, f->each) : ERR_OK;
-    const uint64_t matrices = (uint64_t)(f->form.matrices / (int64_t)f->w->count),
-                   scales = matrices * (uint64_t)f->form.groups_n * (uint64_t)f->form.groups_k,
-                   width = dtype_bits(f->form.format.scale_dtype) / 8;
-    const bool turned = f->w->form.scheme == QUANT_AWQ || f->w->form.scheme == QUANT_GPTQ;
-    switch (x->role) {
-    case ROLE_WEIGHT:
-        return fill_codes(f, x);
-    case ROLE_SCALE:
-        return turned ? turned_scales(f, x, f->form.scales + x->index * scales * width)
-                      : straight(f, x, f->form.scales + x->index * scales * width, scales * width);
-    case ROLE_GLOBAL_SCALE:
-        return straight(f, x, f->form.global + x->index * matrices * 4, matrices * 4);
-    case ROLE_ZERO_POINT:
-        return zero_points(f, x, f->form.zeros + x->index * scales);
-    case ROLE_ORDER:
-        return group_order(f, x);
-    default:
-        return ERR_OK;
-    }
+    const uint64_t held = f->stored / f->w->count;
+    return fill_runs(f, x, x->index * held, held);
 }
 
 /* The few bytes between the parts. */
@@ -322,13 +359,51 @@ static int plain_tensor(struct filling *f)
     char have[96], want[96];
     bool same = t->n_dims == f->v->n_dims && t->dtype == f->v->dtype;
     for (uint32_t k = 0; same && k < f->v->n_dims; k++)
-        same = t->dims[k] == f->v->dims[k];
+        same = t->dims[k] == (k == 0 && f->r->choice ? (int64_t)f->stored : f->v->dims[k]);
     if (!same)
         return err_set(f->e, ERR_MISMATCH, "tensor %s is %s %s in the checkpoint, the graph wants %s %s",
                        f->name, dtype_name(t->dtype), shape_format(t->dims, t->n_dims, have, sizeof(have)),
                        dtype_name(f->v->dtype), shape_format(f->v->dims, f->v->n_dims, want, sizeof(want)));
     const struct spec_tensor x = {.name = f->name, .tensor = t, .dtype = t->dtype};
-    return straight(f, &x, 0, f->bytes);
+    return fill_runs(f, &x, 0, f->stored);
+}
+
+/* Matrices that are stored, those of the value, and whether a choice is one of them. */
+static int count_matrices(struct filling *f)
+{
+    const struct load_choice *c = f->r->choice;
+    f->stored = f->formed ? (uint64_t)f->form.matrices : f->w ? f->w->count : 1;
+    f->places = f->stored;
+    if (c) {
+        f->stored = c->of;
+        f->places = (uint64_t)f->v->dims[0];
+        if (f->r->g->info[f->v - f->r->g->values].constant ||
+            (f->formed && (uint64_t)f->form.matrices != f->places))
+            return err_set(f->e, ERR_UNSUPPORTED, "%s is not made of experts", f->name);
+        for (uint32_t i = 0; i < c->n; i++)
+            if (c->matrix[i] >= c->of || c->place[i] >= f->places || (i && c->matrix[i] <= c->matrix[i - 1]))
+                return err_set(f->e, ERR_INVALID, "%s: expert %u to place %u of %llu", f->name, c->matrix[i],
+                               c->place[i], (unsigned long long)f->places);
+    }
+    if (f->w && (f->w->count == 0 || f->stored % f->w->count))
+        return err_set(f->e, ERR_MISMATCH, "weight %s: %u experts", f->name, f->w->count);
+    f->each = f->bytes / f->places;
+    return ERR_OK;
+}
+
+/* Bytes to be written: all, or those of the chosen and of what lies between the parts. */
+static uint64_t wanted_bytes(const struct filling *f, uint64_t gaps)
+{
+    const struct tensor_form *t = &f->form;
+    const uint64_t scales = (uint64_t)t->groups_n * (uint64_t)t->groups_k;
+    if (!f->r->choice)
+        return f->bytes;
+    return f->r->choice->n *
+               (!f->formed ? f->each
+                           : (uint64_t)t->n * t->row_bytes +
+                                 scales * (dtype_bits(t->format.scale_dtype) / 8) + (t->zeros ? scales : 0) +
+                                 (t->global ? 4 : 0) + (t->order ? 4 * (uint64_t)t->k : 0)) +
+           gaps;
 }
 
 static int begin(struct filling *f, struct load_reader *r, uint32_t value, bool check_only, struct err *e)
@@ -351,15 +426,13 @@ static int begin(struct filling *f, struct load_reader *r, uint32_t value, bool 
     if (f->w && f->w->form.scheme && !f->formed)
         return err_set(e, ERR_UNSUPPORTED, "weight %s is stored as %s, which nothing here computes", f->name,
                        spec_scheme_name(f->w->form.scheme));
-    if (f->w && (f->w->count == 0 || (f->formed && f->form.matrices % (int64_t)f->w->count)))
-        return err_set(e, ERR_MISMATCH, "weight %s: %u experts", f->name, f->w->count);
-    f->each = f->w ? f->bytes / f->w->count : f->bytes;
-    return ERR_OK;
+    return count_matrices(f);
 }
 
 static int fill(struct load_reader *r, uint32_t value, bool check_only, uint64_t *bytes, struct err *e)
 {
     struct filling f;
+    uint64_t gaps = 0;
     int rc = begin(&f, r, value, check_only, e);
     if (rc == ERR_OK && r->g->info[value].constant)
         rc = check_only ? ERR_OK : put(&f, 0, r->g->info[value].constant, f.bytes);
@@ -367,11 +440,14 @@ static int fill(struct load_reader *r, uint32_t value, bool check_only, uint64_t
         rc = spec_weight_tensors(r->spec, r->g->info[value].weight - 1, r->c, fill_part, &f);
     else if (rc == ERR_OK)
         rc = plain_tensor(&f);
-    if (rc == ERR_OK && f.formed && !check_only)
+    if (rc == ERR_OK && f.formed && !check_only) {
+        gaps = f.written;
         rc = fill_gaps(&f);
-    if (rc == ERR_OK && !check_only && f.written != f.bytes)
+        gaps = f.written - gaps;
+    }
+    if (rc == ERR_OK && !check_only && f.written != wanted_bytes(&f, gaps))
         BUG("%llu of %llu bytes of %s were written", (unsigned long long)f.written,
-            (unsigned long long)f.bytes, f.name);
+            (unsigned long long)wanted_bytes(&f, gaps), f.name);
     if (bytes)
         *bytes = f.bytes;
     return rc;

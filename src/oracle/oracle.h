@@ -31,6 +31,7 @@ struct oracle_cost {
     uint32_t chunk;   /* tokens of one step, the fewest of any piece */
     uint64_t largest; /* weight bytes of the largest piece */
     bool ahead;       /* the next piece was read while one was computed */
+    uint64_t experts; /* read one by one, where those of a layer did not fit together */
 };
 
 /* ---- recording ---- */

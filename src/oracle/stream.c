@@ -182,6 +182,39 @@ static int append(uint32_t **list, uint32_t *n, uint32_t value, struct err *e)
     return ERR_OK;
 }
 
+static int too_large(const struct stream *s, const struct d0_node *node, uint64_t bytes, struct err *e)
+{
+    char want[32], have[32];
+    const char *name = node->n_outputs ? s->g->info[node->outputs[0]].name : op_find(node->op)->name;
+    const bool experts = node->op == D0_OP_EXPERTS;
+    if (experts) /* one token's */
+        bytes = stream_choice_bytes(s, node, (uint64_t)s->g->values[node->inputs[1]].dims[1]);
+    err_set(e, ERR_NOMEM, "%s alone needs %s of weights%s, there is room for %s", name,
+            format_bytes(bytes, want, sizeof want), experts ? " for the experts of one token" : "",
+            format_bytes(stream_piece_limit(s), have, sizeof have));
+    return err_hint(e, "use a machine with more memory, or raise --memory");
+}
+
+static int add_node(struct stream_piece *p, uint32_t node, uint64_t bytes, struct err *e)
+{
+    p->node_bytes += bytes;
+    return append(&p->nodes, &p->n_nodes, node, e);
+}
+
+/* A piece that has room for some experts at a time. */
+static int add_experts(struct stream *s, uint32_t node, uint32_t group, struct err *e)
+{
+    const struct d0_node *n = &s->g->nodes[node];
+    const uint32_t places = stream_choice_places(s, n);
+    if (!places)
+        return too_large(s, n, node_bytes(s, n), e);
+    int rc = open_piece(s, group, n->layer, e);
+    if (rc)
+        return rc;
+    s->pieces[s->n_pieces - 1].places = places;
+    return add_node(&s->pieces[s->n_pieces - 1], node, stream_choice_bytes(s, n, places), e);
+}
+
 int stream_add(struct stream *s, const uint32_t *nodes, uint32_t n, uint32_t group, struct err *e)
 {
     const uint64_t limit = stream_piece_limit(s);
@@ -191,12 +224,14 @@ int stream_add(struct stream *s, const uint32_t *nodes, uint32_t n, uint32_t gro
         const uint64_t bytes = node_bytes(s, node);
         if (s->positional[nodes[i]])
             continue;
+        if (bytes > limit && node->op != D0_OP_EXPERTS)
+            return too_large(s, node, bytes, e);
         if (bytes > limit) {
-            char want[32], have[32];
-            const char *name = node->n_outputs ? s->g->info[node->outputs[0]].name : op_find(node->op)->name;
-            err_set(e, ERR_NOMEM, "%s alone needs %s of weights, there is room for %s", name,
-                    format_bytes(bytes, want, sizeof want), format_bytes(limit, have, sizeof have));
-            return err_hint(e, "use a machine with more memory, or raise --memory");
+            int rc = add_experts(s, nodes[i], group, e);
+            if (rc)
+                return rc;
+            p = NULL; /* nothing else comes into that piece */
+            continue;
         }
         if (!p || p->layer != node->layer || bytes > limit - p->node_bytes) {
             int rc = open_piece(s, group, node->layer, e);
@@ -204,8 +239,7 @@ int stream_add(struct stream *s, const uint32_t *nodes, uint32_t n, uint32_t gro
                 return rc;
             p = &s->pieces[s->n_pieces - 1];
         }
-        p->node_bytes += bytes;
-        int rc = append(&p->nodes, &p->n_nodes, nodes[i], e);
+        int rc = add_node(p, nodes[i], bytes, e);
         if (rc)
             return rc;
     }
@@ -355,7 +389,7 @@ static int begin_load(struct loop *l, size_t piece, struct err *e)
         rc = slot_get(&l->slots, which, p->weight_bytes, &p->slot, e);
     if (rc)
         return rc;
-    l->s->cost.weight_bytes += p->weight_bytes;
+    l->s->cost.weight_bytes += p->choice ? 0 : p->weight_bytes;
     if (p->weight_bytes > l->s->cost.largest)
         l->s->cost.largest = p->weight_bytes;
     l->job.s = l->s;

@@ -18,6 +18,7 @@ struct stream_piece {
     int32_t layer;       /* of its first node, for messages */
     bool clean;          /* no state is alive after it: a run may be taken up here */
     uint64_t node_bytes; /* weights of its nodes */
+    uint32_t places;     /* one EXPERTS whose weights do not fit: room for so many experts; else 0 */
 };
 
 /* Rows [first, first + n) of a value of the whole graph; 4 bytes an element. */
@@ -56,8 +57,9 @@ int stream_open(struct stream *s, const struct oracle_model *m, const int32_t *i
  * nodes that will run. Before stream_add. */
 int stream_weigh(struct stream *s, const uint8_t *wanted, struct err *e);
 void stream_close(struct stream *s);
-/* Adds pieces for these nodes (ascending): one a layer, more where its weights do not fit. `carried`: bytes
- * that values between pieces will take. ERR_NOMEM where one operator alone does not fit, with the bytes. */
+/* Adds pieces for these nodes (ascending): one a layer, more where its weights do not fit; EXPERTS that does
+ * not fit is one by itself, that holds the chosen experts only. `carried`: bytes that values between pieces
+ * will take. ERR_NOMEM where one operator alone does not fit, with the bytes. */
 int stream_add(struct stream *s, const uint32_t *nodes, uint32_t n, uint32_t group, struct err *e);
 /* An output of the piece that makes the value, among those from `first_piece` on. */
 int stream_want(struct stream *s, size_t first_piece, uint32_t value, struct err *e);
@@ -80,6 +82,7 @@ struct stream_part { /* one piece, ready to be loaded and run */
     int rc;
     double seconds;
     unsigned char *slot;
+    struct stream_choice *choice; /* of a piece that holds chosen experts only: nothing is read ahead */
 };
 /* slot_room: bytes that scratch may take. */
 int stream_part_make(const struct stream *s, const struct stream_piece *p, uint64_t scratch_room,
@@ -87,6 +90,29 @@ int stream_part_make(const struct stream *s, const struct stream_piece *p, uint6
 void stream_part_free(struct stream_part *p);
 /* Reads the weights into p->slot; rc, err and seconds of the part tell how it went. */
 void stream_part_load(const struct stream *s, struct stream_part *p);
+
+/* Room for what reading a weight takes on its way. */
+#define STREAM_STAGING_BYTES ((uint64_t)8 << 20)
+/* Of a reader whose values all have a place in memory. */
+int stream_no_sink(void *context, uint64_t at, const void *bytes, uint64_t n, struct err *e);
+
+/* ---- stream_choice.c ---- */
+struct stream_choice;
+/* Bytes that room for so many experts of the node takes, at most. */
+uint64_t stream_choice_bytes(const struct stream *s, const struct d0_node *n, uint64_t places);
+/* How many experts a piece has room for: at least those of one token. 0: they do not fit, or the node is not
+ * one whose experts can be chosen. */
+uint32_t stream_choice_places(const struct stream *s, const struct d0_node *n);
+/* The graph of the part gets room for so many experts. */
+int stream_choice_make(const struct stream *s, uint32_t places, struct stream_part *p, struct err *e);
+void stream_choice_free(struct stream_choice *c);
+bool stream_choice_is(const struct stream_choice *c, uint32_t value); /* the ids of experts? */
+/* Of the *n tokens from `first` on takes as many as have room for their experts, and sees to it that these
+ * are in the slot: an expert that is there already is not read again. */
+int stream_choice_load(struct stream *s, size_t piece, struct stream_part *p, const struct stream_io *io,
+                       uint32_t first, uint32_t *n, struct err *e);
+/* Ids of experts of n tokens become places. What is no expert stays none. */
+void stream_choice_rename(const struct stream_choice *c, int32_t *ids, uint32_t n);
 
 /* ---- stream_exec.c ---- */
 int stream_part_run(struct stream *s, size_t piece, struct stream_part *p, const struct stream_io *io,

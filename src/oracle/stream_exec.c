@@ -56,11 +56,22 @@ static int bind_state(struct run *r, uint32_t i, uint64_t bytes, struct err *e)
     return rc ? rc : dev_bind(r->d, r->exec, i, *b, 0, e);
 }
 
+static bool in_place(const struct run *r)
+{
+    return r->d->host_memory && r->d->api->buffer_wrap;
+}
+
+static int copy_weight(struct run *r, uint32_t i, const unsigned char *from, uint64_t bytes, struct err *e)
+{
+    int rc = dev_copy_in(r->d, r->queue, r->own[i], 0, from, bytes, e);
+    return rc ? rc : dev_wait(r->d, r->queue, WAIT_NS, e);
+}
+
 /* In place where the device takes host memory, else copied. */
 static int bind_weight(struct run *r, uint32_t i, unsigned char *at, uint64_t bytes, struct err *e)
 {
     int rc;
-    if (r->d->host_memory && r->d->api->buffer_wrap) {
+    if (in_place(r)) {
         struct d0_status status = {.size = sizeof status};
         rc = r->d->api->buffer_wrap(r->d->handle, at, bytes, &r->own[i], &status) == D0_OK
                  ? ERR_OK
@@ -68,12 +79,25 @@ static int bind_weight(struct run *r, uint32_t i, unsigned char *at, uint64_t by
                            status.message);
     } else {
         rc = dev_buffer(r->d, bytes, &r->own[i], e);
-        if (rc == 0)
-            rc = dev_copy_in(r->d, r->queue, r->own[i], 0, at, bytes, e);
-        if (rc == 0)
-            rc = dev_wait(r->d, r->queue, WAIT_NS, e);
+        if (rc == 0 && !r->p->choice) /* these come with each chunk */
+            rc = copy_weight(r, i, at, bytes, e);
     }
     return rc ? rc : dev_bind(r->d, r->exec, i, r->own[i], 0, e);
+}
+
+/* The experts of the *n tokens that can run together. */
+static int take_experts(struct run *r, const struct stream_io *io, uint32_t first, uint32_t *n, struct err *e)
+{
+    const unsigned char *at = r->p->slot;
+    int rc = stream_choice_load(r->s, r->piece, r->p, io, first, n, e);
+    for (uint32_t i = 0; rc == 0 && !in_place(r) && i < r->g->n_values; i++) {
+        uint64_t bytes;
+        if (r->g->values[i].kind != D0_VALUE_WEIGHT || !value_bytes(&r->g->values[i], r->g->max_dims, &bytes))
+            continue;
+        rc = copy_weight(r, i, at, bytes, e);
+        at += ALIGN_UP(bytes, 64);
+    }
+    return rc;
 }
 
 static int bind_all(struct run *r, struct err *e)
@@ -157,6 +181,8 @@ static int copy_inputs(struct run *r, const struct stream_io *io, uint32_t first
             bytes = (uint64_t)n * (uint64_t)v->dims[1] * 4;
             rc = io->input(io->context, r->piece, r->g->info[i].origin - 1, first, n, (uint64_t)v->dims[1],
                            r->rows, e);
+            if (rc == 0 && r->p->choice && stream_choice_is(r->p->choice, i))
+                stream_choice_rename(r->p->choice, (int32_t *)(void *)r->rows, n);
         } else {
             rc = fill_input(r, i, first, n, &bytes, e);
         }
@@ -192,10 +218,14 @@ static int give_outputs(struct run *r, const struct stream_io *io, uint32_t firs
 static int run_chunks(struct run *r, const struct stream_io *io, struct err *e)
 {
     int rc = ERR_OK;
-    for (uint32_t first = 0; rc == 0 && first < r->s->n_tokens; first += r->p->chunk) {
-        uint32_t left = r->s->n_tokens - first, n = left < r->p->chunk ? left : r->p->chunk;
+    for (uint32_t first = 0, n; rc == 0 && first < r->s->n_tokens; first += n) {
+        uint32_t left = r->s->n_tokens - first;
+        n = left < r->p->chunk ? left : r->p->chunk;
+        if (r->p->choice)
+            rc = take_experts(r, io, first, &n, e);
         struct d0_step_dims dims = {.size = sizeof dims, .dims = {n, 1, n, r->p->pages}};
-        rc = copy_inputs(r, io, first, n, e);
+        if (rc == 0)
+            rc = copy_inputs(r, io, first, n, e);
         uint64_t begin = clock_ns();
         if (rc == 0)
             rc = dev_run(r->d, r->queue, r->exec, &dims, e);

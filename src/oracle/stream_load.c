@@ -10,9 +10,8 @@
 #include "base/thread.h"
 #include "oracle/stream.h"
 
-#define STAGING_BYTES ((uint64_t)8 << 20)
-#define CHUNK_MOST    1024u
-#define CHUNK_LEAST   1u
+#define CHUNK_MOST  1024u
+#define CHUNK_LEAST 1u
 
 /* ---- the graph ---- */
 
@@ -137,7 +136,10 @@ int stream_part_make(const struct stream *s, const struct stream_piece *p, uint6
     out->by_place = rows_are_enough(s, out->g);
     if (out->by_place)
         cut_tables(s, out->g);
-    rc = measure(out, e);
+    if (p->places)
+        rc = stream_choice_make(s, p->places, out, e);
+    if (rc == 0)
+        rc = measure(out, e);
     if (rc == 0)
         rc = plan_chunk(s, out, scratch_room, e);
     if (rc)
@@ -150,6 +152,8 @@ void stream_part_free(struct stream_part *p)
     if (p->g)
         graph_free(p->g);
     p->g = NULL;
+    stream_choice_free(p->choice);
+    p->choice = NULL;
 }
 
 /* ---- weights ---- */
@@ -177,7 +181,7 @@ static int read_rows(const struct stream *s, const struct graph *g, uint32_t v, 
     return rc;
 }
 
-static int no_sink(void *context, uint64_t at, const void *bytes, uint64_t n, struct err *e)
+int stream_no_sink(void *context, uint64_t at, const void *bytes, uint64_t n, struct err *e)
 {
     (void)context, (void)at, (void)bytes, (void)n;
     return err_set(e, ERR_INVALID, "a weight went past its place");
@@ -191,8 +195,8 @@ static int load_all(const struct stream *s, struct stream_part *p, unsigned char
                             .spec = s->m->spec,
                             .c = s->m->ckpt,
                             .staging = staging,
-                            .staging_bytes = STAGING_BYTES,
-                            .sink = no_sink};
+                            .staging_bytes = STREAM_STAGING_BYTES,
+                            .sink = stream_no_sink};
     unsigned char *at = p->slot;
     int rc = ERR_OK;
     for (uint32_t i = 0; rc == 0 && i < g->n_values; i++) {
@@ -211,8 +215,10 @@ static int load_all(const struct stream *s, struct stream_part *p, unsigned char
 
 void stream_part_load(const struct stream *s, struct stream_part *p)
 {
+    if (p->choice) /* which ones is not known before the piece runs */
+        return;
     uint64_t begin = clock_ns();
-    unsigned char *staging = malloc(STAGING_BYTES);
+    unsigned char *staging = malloc(STREAM_STAGING_BYTES);
     p->rc = staging ? load_all(s, p, staging) : err_set(&p->err, ERR_NOMEM, "no memory to read weights");
     free(staging);
     p->seconds = (double)(clock_ns() - begin) * 1e-9;

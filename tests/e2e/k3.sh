@@ -1,5 +1,6 @@
 #!/bin/sh
-# The largest model there is a published index of, as 96 files of holes: 497,220 tensors, 1.56 TB. Headers are all that `day0 check` reads of it.
+# The largest model there is a published index of, as 96 files of holes: 497,220 tensors, 1.56 TB. Headers are all that `day0 check` reads of it;
+# `day0 record` computes four layers of it (all zeroes) as on a small machine.
 . "$(dirname "$0")/lib.sh"
 
 config=$material/configs/moonshotai--Kimi-K3
@@ -43,6 +44,24 @@ for n, why in ((3, "163840 values do not divide by 3"), (5, "96 heads do not div
 assert ep[767]["reason"] == "896 experts do not divide by 768", ep[767]
 inspected = json.loads(subprocess.run([sys.argv[1], "inspect", sys.argv[2], "--json"], stdout=subprocess.PIPE).stdout)
 assert all(inspected[k] == d[k] for k in ("tp_degrees", "ep_degrees")), "inspect and check differ"
+EOF
+# --- one layer of each kind (dense, delta rule, compressed attention) computed in 4 GiB of address space; the 896 experts of one are 15.7 GB
+echo 1 5 9 4096 163839 5 9 1 > "$scratch/ids.txt"
+limited() { (ulimit -v 4194304; "$@"); }
+run 0 "layers 0 to 3 under 4 GiB of address space" limited "$day0" record "$model" --tokens "$scratch/ids.txt" --layers 0-3 --memory 3500M \
+    -o "$scratch/k3.safetensors" --json
+echo "# $(field seconds "$scratch/out") s, $(field weight_bytes "$scratch/out") bytes"
+[ "$(field experts_read "$scratch/out")" = 48 ] && ok "16 experts in each of three layers were read" || not_ok "16 experts in each of three layers were read"
+[ "$(field weight_bytes "$scratch/out")" -lt 7000000000 ] && ok "of 47 GB of experts less than 1 GB" || not_ok "of 47 GB of experts less than 1 GB"
+says "all values are finite" '"findings": \[\]' "$scratch/out"
+python3 - "$scratch/k3.safetensors" > "$scratch/out" 2>&1 << 'EOF' && ok "every kind of layer is in the trace, all rows of it" || not_ok "every kind of layer is in the trace, all rows of it"
+import json, struct, sys
+f = open(sys.argv[1], "rb")
+n, = struct.unpack("<Q", f.read(8))
+t = json.loads(f.read(n))
+print(sorted(t))
+for name in ("0.mlp.down_proj", "1.self_attn.delta", "1.block_sparse_moe.experts", "2.block_sparse_moe.experts", "3.self_attn.attn", "3.block_sparse_moe.experts"):
+    assert t["language_model.model.layers." + name]["shape"][0] == 8, name
 EOF
 rm "$model/model-00017-of-00096.safetensors"
 run 1 "a file of 96 is gone" "$day0" check "$model" --json --memory 2T

@@ -2,7 +2,7 @@
  *
  * Quantised releases, whole: for every scheme a tiny model with that scheme's tensors, loaded and run; the
  * same model with plain float32 weights, unpacked here by the scheme's own words, must give the same logits
- * bit for bit.
+ * bit for bit. Experts read by choice, in every scheme, are those of the whole value.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -226,10 +226,11 @@ static float value_at(const struct unpack *u, int64_t n, int64_t k)
 
 /* ---- models on disk ---- */
 
+static void write_config(const char *dir, const char *config, const struct model *m);
+
 static void write_dir(const char *dir, const char *quant, const struct model *m)
 {
-    char path[300], config[2000];
-    struct err e = {0};
+    char config[2000];
     snprintf(config, sizeof config,
              "{\"architectures\":[\"LlamaForCausalLM\"],\"model_type\":\"llama\",\"hidden_size\":%d,"
              "\"intermediate_size\":%d,\"num_hidden_layers\":1,\"num_attention_heads\":4,\"num_key_value_"
@@ -239,6 +240,13 @@ static void write_dir(const char *dir, const char *quant, const struct model *m)
              "\"tie_word_embeddings\":false,\"torch_dtype\":\"%s\"%s%s}",
              HIDDEN, INTER, VOCAB, *quant ? "bfloat16" : "float32", *quant ? ",\"quantization_config\":" : "",
              quant);
+    write_config(dir, config, m);
+}
+
+static void write_config(const char *dir, const char *config, const struct model *m)
+{
+    char path[300];
+    struct err e = {0};
     assert_int_equal(dir_make(dir, &e), 0);
     snprintf(path, sizeof path, "%s/config.json", dir);
     assert_int_equal(file_write_atomic(path, config, strlen(config), &e), 0);
@@ -442,6 +450,144 @@ static void test_schemes(void **state)
     }
 }
 
+/* ---- a choice of experts ---- */
+
+enum { EXPERTS = 6 };
+
+static void read_value(const struct opened *o, struct graph *g, uint32_t v, const struct load_choice *choice,
+                       unsigned char *to)
+{
+    static unsigned char staging[1 << 16];
+    struct load_reader r = {.g = g,
+                            .spec = o->s,
+                            .c = o->c,
+                            .staging = staging,
+                            .staging_bytes = sizeof staging,
+                            .direct = to,
+                            .choice = choice};
+    struct err e = {0};
+    if (load_value_read(&r, v, &e))
+        fail_msg("%s: %s", g->info[v].name, e.message);
+}
+
+static void rows_of(const struct d0_value *v, const unsigned char *data, int64_t matrix, float *out)
+{
+    struct tensor_form f;
+    const size_t n = (size_t)v->dims[1], k = (size_t)v->dims[2];
+    if (!v->format.scale_dtype) {
+        const size_t at = (size_t)matrix * n * k * dtype_bits(v->dtype) / 8;
+        assert_true(tensor_to_f32(data + at, v->dtype, n * k, out));
+        return;
+    }
+    assert_true(tensor_form_of(v, &f));
+    for (size_t i = 0; i < n; i++)
+        tensor_form_row(&f, data, (size_t)matrix * n + i, out + i * k);
+}
+
+/* Experts 1, 3, 4 to places 3, 1, 0 of four, then 5 to 2: each is what it is in the whole value. */
+static void check_choice(const struct opened *o, uint32_t v)
+{
+    static const uint32_t first[] = {1, 3, 4}, first_to[] = {3, 1, 0}, later[] = {5}, later_to[] = {2},
+                          in_place[] = {4, 3, 5, 1};
+    static const int64_t no_dims[D0_N_DIMS];
+    const struct load_choice choices[] = {{first, first_to, 3, EXPERTS}, {later, later_to, 1, EXPERTS}};
+    struct graph *g = o->s->graph;
+    struct d0_value all = g->values[v];
+    uint64_t bytes, fewer;
+    assert_int_equal(all.dims[0], EXPERTS);
+    assert_true(tensor_value_bytes(&all, no_dims, &bytes));
+    unsigned char *whole = malloc(bytes), *chosen = malloc(bytes);
+    float *want = malloc((size_t)(all.dims[1] * all.dims[2]) * sizeof *want),
+          *got = malloc((size_t)(all.dims[1] * all.dims[2]) * sizeof *got);
+    read_value(o, g, v, NULL, whole);
+    memset(chosen, 0xff, bytes);
+    g->values[v].dims[0] = 4;
+    const struct d0_value part = g->values[v];
+    assert_true(tensor_value_bytes(&part, no_dims, &fewer) && fewer < bytes);
+    for (size_t i = 0; i < ARRAY_LEN(choices); i++)
+        read_value(o, g, v, &choices[i], chosen);
+    for (int64_t i = 0; i < 4; i++) {
+        rows_of(&all, whole, in_place[i], want);
+        rows_of(&part, chosen, i, got);
+        if (memcmp(want, got, (size_t)(all.dims[1] * all.dims[2]) * sizeof *got) != 0)
+            fail_msg("%s: expert %u is another at place %d", g->info[v].name, in_place[i], (int)i);
+    }
+    for (uint64_t i = fewer; i < bytes; i++)
+        assert_int_equal(chosen[i], 0xff);
+    /* a place that there is not, an expert that there is not, one twice */
+    static const uint32_t wrong[][2] = {{0, 4}, {EXPERTS, 0}, {1, 0}};
+    for (size_t i = 0; i < ARRAY_LEN(wrong); i++) {
+        const uint32_t matrix[] = {wrong[i][0], wrong[i][0]}, place[] = {wrong[i][1], wrong[i][1]};
+        const struct load_choice bad = {matrix, place, i == 2 ? 2 : 1, EXPERTS};
+        struct load_reader r = {.g = g, .spec = o->s, .c = o->c, .direct = chosen, .choice = &bad};
+        struct err e = {0};
+        assert_int_equal(load_value_read(&r, v, &e), ERR_INVALID);
+    }
+    g->values[v] = all;
+    free(whole);
+    free(chosen);
+    free(want);
+    free(got);
+}
+
+static void check_experts(const char *name, const char *config, uint32_t scheme, unsigned wanted)
+{
+    static struct model m;
+    char dir[200];
+    struct opened o;
+    unsigned stored = 0;
+    m.n = 0;
+    rng_init(&m.rng, 11);
+    snprintf(dir, sizeof dir, "%s/experts.%s", scratch, name);
+    write_config(dir, config, NULL);
+    open_dir(&o, dir);
+    assert_int_equal(spec_physical(o.s, o.c, make_raw, &m), 0);
+    close_dir(&o);
+    write_config(dir, config, &m);
+    open_dir(&o, dir);
+    for (uint32_t v = 0; v < o.s->graph->n_values; v++) {
+        const struct d0_value *x = &o.s->graph->values[v];
+        if (x->kind != D0_VALUE_WEIGHT || x->n_dims != 3)
+            continue;
+        stored += o.s->weights[o.s->graph->info[v].weight - 1].form.scheme == scheme;
+        check_choice(&o, v);
+    }
+    if (stored != wanted)
+        fail_msg("%s: %u weights of experts are stored so", name, stored);
+    close_dir(&o);
+    model_free(&m);
+}
+
+static void test_chosen_experts(void **state)
+{
+    (void)state;
+    char config[2500];
+    const char *mixtral =
+        "{\"architectures\":[\"MixtralForCausalLM\"],\"model_type\":\"mixtral\",\"hidden_size\":256,"
+        "\"intermediate_size\":384,\"num_hidden_layers\":1,\"num_attention_heads\":4,\"num_key_value_heads\":"
+        "2,\"vocab_size\":64,\"max_position_embeddings\":128,\"rms_norm_eps\":1e-05,\"rope_theta\":10000.0,"
+        "\"hidden_act\":\"silu\",\"tie_word_embeddings\":false,\"torch_dtype\":\"bfloat16\","
+        "\"num_local_experts\":6,\"num_experts_per_tok\":2%s%s}";
+    snprintf(config, sizeof config, mixtral, "", "");
+    check_experts("plain", config, QUANT_NONE, 3);
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        snprintf(config, sizeof config, mixtral, ",\"quantization_config\":", cases[i].config);
+        check_experts(cases[i].name, config, cases[i].scheme, 3);
+    }
+    const char *gpt_oss =
+        "{\"architectures\":[\"GptOssForCausalLM\"],\"model_type\":\"gpt_oss\",\"hidden_size\":64,"
+        "\"num_hidden_layers\":1,\"num_attention_heads\":4,\"num_key_value_heads\":2,\"hidden_act\":\"silu\","
+        "\"rms_norm_eps\":0.01,\"vocab_size\":64,\"max_position_embeddings\":64,\"tie_word_embeddings\":"
+        "false,"
+        "\"intermediate_size\":96,\"head_dim\":16,\"rope_theta\":150.0,\"num_local_experts\":6,"
+        "\"num_experts_per_tok\":2,\"sliding_window\":9,\"swiglu_limit\":1.25,\"attention_bias\":true,"
+        "\"torch_dtype\":\"bfloat16\",\"layer_types\":[\"full_attention\"]%s}";
+    snprintf(config, sizeof config, gpt_oss, "");
+    check_experts("packed", config, QUANT_NONE, 2);
+    snprintf(config, sizeof config, gpt_oss, ",\"quantization_config\":{\"quant_method\":\"mxfp4\"}");
+    check_experts("packed_mxfp4", config, QUANT_MXFP4_BLOCKS, 2);
+}
+
 /* A group order that config.json does not announce is refused, not ignored. */
 static void test_secret_order(void **state)
 {
@@ -500,7 +646,12 @@ static int remove_scratch(void **state)
         remove_dir(cases[i].name);
         snprintf(twin, sizeof twin, "%s.plain", cases[i].name);
         remove_dir(twin);
+        snprintf(twin, sizeof twin, "experts.%s", cases[i].name);
+        remove_dir(twin);
     }
+    remove_dir("experts.plain");
+    remove_dir("experts.packed");
+    remove_dir("experts.packed_mxfp4");
     remove_dir("secret");
     return rmdir(scratch);
 }
@@ -509,6 +660,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_schemes),
+        cmocka_unit_test(test_chosen_experts),
         cmocka_unit_test(test_secret_order),
     };
     return cmocka_run_group_tests(tests, make_scratch, remove_scratch);

@@ -506,6 +506,131 @@ static void test_watch(void **state)
     tiny_model_close(&m);
 }
 
+/* ---- experts that do not fit together ---- */
+
+/* Some ids of experts are identities; a residual of its own, so that the row of a token depends on them. */
+static const char identities[] =
+    "return { build = function(c)\n"
+    "  context(512)\n"
+    "  local x = embed { 'embed', vocab = 96, dim = 64 }\n"
+    "  x = layers { x, n = 2, at = 'layers.%d', each = function(x, i)\n"
+    "    local h = rms_norm { x, 'norm', eps = 1e-5 }\n"
+    "    local q = linear { h, 'q', out = 64, part = heads(4) }\n"
+    "    local k = linear { h, 'k', out = 32, part = heads(2) }\n"
+    "    local y = attention { q = q, k = k, v = k, heads = 4, kv_heads = 2, dim = 16, scale = 0.25 }\n"
+    "    x = x + linear { y, 'o', out = 64, part = row }\n"
+    "    return x + moe { x, n = 20, zero = 6, k = 4, inter = 48, gate = 'gate', score = "
+    "'softmax', scale = 1.5,\n"
+    "      experts = { at = 'experts.%d', gate = 'g', up = 'u', down = 'd' } }\n"
+    "  end }\n"
+    "  x = rms_norm { wanted_rows(x), 'norm', eps = 1e-5 }\n"
+    "  return logits { x, 'lm_head', vocab = 96 }\n"
+    "end }\n";
+
+#define MIXTRAL                                                                                              \
+    "\"architectures\":[\"MixtralForCausalLM\"],\"model_type\":\"mixtral\",\"torch_dtype\":\"bfloat16\","    \
+    "\"hidden_size\":64,\"num_hidden_layers\":2,\"num_attention_heads\":4,\"num_key_value_heads\":2,"        \
+    "\"hidden_act\":\"silu\",\"rms_norm_eps\":0.01,\"vocab_size\":128,\"max_position_embeddings\":64,"       \
+    "\"tie_word_embeddings\":false,\"intermediate_size\":96,\"rope_theta\":2000.0,\"num_local_experts\":24," \
+    "\"num_experts_per_tok\":2"
+
+static const struct {
+    const char *name, *config, *arch;
+    uint32_t slots;
+} sparse[] = {
+    {"mixtral", "{" MIXTRAL "}", NULL, 2},
+    {"gpt_oss",
+     "{\"architectures\":[\"GptOssForCausalLM\"],\"model_type\":\"gpt_oss\",\"torch_dtype\":\"float32\","
+     "\"hidden_size\":64,\"num_hidden_layers\":2,\"num_attention_heads\":4,\"num_key_value_heads\":2,"
+     "\"hidden_act\":\"silu\",\"rms_norm_eps\":0.01,\"vocab_size\":128,\"max_position_embeddings\":64,"
+     "\"tie_word_embeddings\":false,\"intermediate_size\":48,\"head_dim\":16,\"rope_theta\":150.0,"
+     "\"num_local_experts\":20,\"num_experts_per_tok\":3,\"sliding_window\":9,\"swiglu_limit\":1.25,"
+     "\"attention_bias\":true,\"layer_types\":[\"sliding_attention\",\"full_attention\"]}",
+     NULL, 3},
+    {"fp8",
+     "{" MIXTRAL
+     ",\"quantization_config\":{\"quant_method\":\"fp8\",\"weight_block_size\":[128,128],\"fmt\":\"e4m3\"}}",
+     NULL, 2},
+    {"mxfp4",
+     "{" MIXTRAL ",\"quantization_config\":{\"quant_method\":\"compressed-tensors\",\"format\":\"mxfp4-pack-"
+     "quantized\",\"ignore\":[\"lm_head\"],\"config_groups\":{\"g\":{\"targets\":[\"Linear\"],\"weights\":{"
+     "\"num_"
+     "bits\":4,\"type\":\"float\",\"strategy\":\"group\",\"group_size\":32,\"symmetric\":true}}}}}",
+     NULL, 2},
+    {"identities", "{\"torch_dtype\":\"float32\"}", identities, 4},
+};
+
+/* Scales of codes that keep sums small; biases around zero, or all tokens would choose the same experts. */
+static void sparse_edit(void *context, const char *name, float *x, size_t n)
+{
+    (void)context;
+    const bool scales = strstr(name, "weight_scale_inv") != NULL, bias = strstr(name, "bias") != NULL;
+    for (size_t i = 0; (scales || bias) && i < n; i++)
+        x[i] = scales ? 0.001f * (1 + fabsf(x[i])) : x[i] > 0.5f ? x[i] - 1 : x[i];
+}
+
+/* The same within `day0 compare`: the operators that end in EXPERTS as a span of their own. */
+static void compare_chosen(struct tiny_model *m, uint64_t memory)
+{
+    struct oracle_model om = {.dev = &m->d, .spec = m->s, .ckpt = m->c, .d0 = &m->d0, .memory = memory};
+    struct compare_result r;
+    struct arena arena;
+    struct findings f;
+    struct err e = {0};
+    arena_init(&arena, NULL, MEM_MISC);
+    findings_init(&f, NULL);
+    ok(oracle_compare_model(&om, in_dir("whole.st"), &arena, &r, &f, &e), &e);
+    assert_true(r.cost.experts > 0 && r.identical && r.wrong == 0 && r.not_judged == 0);
+    findings_release(&f);
+    arena_release(&arena);
+}
+
+/* With less and less memory, until not even the experts of one token fit. */
+static void less_and_less(struct tiny_model *m, size_t which)
+{
+    uint64_t fewest = 0;
+    bool again = false;
+    for (uint64_t memory = m->s->tensor_bytes;; memory -= memory / 8) {
+        struct took t = record(m, memory, &(struct record_options){.out = in_dir("less.st")});
+        if (t.rc) {
+            assert_int_equal(t.rc, ERR_NOMEM);
+            if (!strstr(t.e.message, "for the experts of one token"))
+                fail_msg("%s: %s", sparse[which].name, t.e.message);
+            break;
+        }
+        if (!same_file(in_dir("whole.st"), in_dir("less.st")))
+            fail_msg("%s: other bits with %llu bytes", sparse[which].name, (unsigned long long)memory);
+        const uint64_t n = t.r.cost.experts;
+        if (n && (!fewest || n < fewest))
+            fewest = n;
+        if (n > fewest && !again)
+            compare_chosen(m, memory);
+        again |= n > fewest; /* some made room for others in between */
+        assert_true(n < (uint64_t)TOKENS * sparse[which].slots * 2); /* of two layers; some were kept */
+    }
+    if (fewest < 20 || !again)
+        fail_msg("%s: %llu experts were read one by one", sparse[which].name, (unsigned long long)fewest);
+}
+
+static void test_experts(void **state)
+{
+    (void)state;
+    static const char *const isas[] = {"ref", "fast"};
+    for (size_t i = 0; i < ARRAY_LEN(sparse); i++) {
+        tiny_model_write(in_dir("sparse"), sparse[i].config, sparse[i].arch, 1, sparse_edit, NULL);
+        for (size_t k = 0; k < ARRAY_LEN(isas); k++) {
+            struct tiny_model m;
+            tiny_model_open(&m, in_dir("sparse"), sparse[i].arch, isas[k]);
+            struct took t = record(&m, 0, &(struct record_options){.out = in_dir("whole.st")});
+            ok(t.rc, &t.e);
+            assert_true(t.r.cost.experts == 0 && t.n_findings == 0);
+            check_against_memory(&m, in_dir("whole.st"));
+            less_and_less(&m, i);
+            tiny_model_close(&m);
+        }
+    }
+}
+
 /* ---- cuts through other families ---- */
 
 /* Kept residuals, several streams, and a choice of keys that a later layer takes over. */
@@ -651,7 +776,8 @@ int main(void)
         cmocka_unit_test(test_layers),        cmocka_unit_test(test_interrupted),
         cmocka_unit_test(test_refused),       cmocka_unit_test(test_probes),
         cmocka_unit_test(test_not_finite),    cmocka_unit_test(test_watch),
-        cmocka_unit_test(test_many_values),   cmocka_unit_test(test_ids),
+        cmocka_unit_test(test_experts),       cmocka_unit_test(test_many_values),
+        cmocka_unit_test(test_ids),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

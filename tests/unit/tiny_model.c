@@ -48,8 +48,11 @@ static int add_tensor(void *context, const struct spec_tensor *t)
         v[i] = (float)((2 * rng_f64(m->seed + m->n, i) - 1) * half + (t->n_dims > 1 ? 0 : 1));
     if (m->edit)
         m->edit(m->context, x->name, v, (size_t)n);
-    if (dtype_is_float(t->dtype) && !tensor_from_f32(v, (size_t)n, t->dtype, stored))
-        memset(stored, 0x38, n); /* eight bits: ones and the like */
+    bool written = dtype_is_float(t->dtype) && tensor_from_f32(v, (size_t)n, t->dtype, stored);
+    for (uint64_t i = 0; !written && dtype_bits(t->dtype) == 8 && i < n; i++) /* scales near one; no NaN */
+        stored[i] = (unsigned char)(t->role == ROLE_SCALE ? 124 + (unsigned)(4 * rng_f64(m->seed + m->n, i))
+                                                          : (unsigned)(120 * rng_f64(m->seed + m->n, i)) |
+                                                                (v[i] < 0 ? 128u : 0u));
     x->data = stored;
     return 0;
 }
