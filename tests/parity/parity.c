@@ -3,10 +3,11 @@
  * Owns: parity of whole models with transformers. For each tiny model of tests/parity/tiny: makes its
  * checkpoint, opens it as any other, runs it on the reference kernels and on the fastest ones (in one step,
  * in chunks, token by token), and holds logits and probes against what transformers computed from the same
- * files (tests/parity/golden, recorded by tools/reference.py; Kimi-K3: by tools/reference_k3.py). Then cuts the model wherever the recording has
- * all that crosses the cut, and runs each piece, a layer mostly, on what was recorded before it: errors do
- * not add up, so the limit is closer. Then turns single features off by config.json: the logits must move, or
- * the model would not notice that a feature is ignored. What no kernel computes yet is skipped and counted.
+ * files (tests/parity/golden, recorded by tools/reference.py; Kimi-K3: by tools/reference_k3.py). Then cuts
+ * the model wherever the recording has all that crosses the cut, and runs each piece, a layer mostly, on what
+ * was recorded before it: errors do not add up, so the limit is closer. Then turns single features off by
+ * config.json: the logits must move, or the model would not notice that a feature is ignored. What no kernel
+ * computes yet is skipped and counted.
  *
  *   parity [--only FAMILY] [--all]     test; --all prints every probe
  *   parity --table                     test; prints the worst of each family as docs/numerics.md has it
