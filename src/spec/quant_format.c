@@ -39,7 +39,8 @@ static bool integers(const struct quant_form *q, bool zeros, uint32_t *dtype, st
     return true;
 }
 
-bool quant_format(const struct spec_weight *w, const struct ckpt *c, uint32_t *dtype, struct d0_format *out)
+static bool format_of(const struct spec_weight *w, const struct ckpt *c, uint32_t *dtype,
+                      struct d0_format *out)
 {
     const struct quant_form *q = &w->form;
     struct found f = {.zeros_ok = true};
@@ -88,6 +89,13 @@ bool quant_format(const struct spec_weight *w, const struct ckpt *c, uint32_t *d
     case QUANT_NONE:
         break;
     }
-    *out = (struct d0_format){0};
     return false;
+}
+
+bool quant_format(const struct spec_weight *w, const struct ckpt *c, uint32_t *dtype, struct d0_format *out)
+{
+    bool held = format_of(w, c, dtype, out);
+    if (!held)
+        *out = (struct d0_format){0};
+    return held;
 }
