@@ -100,8 +100,9 @@ static void delta_step(const struct ref_delta *d, float *S, const double *decay,
 }
 
 static void delta_row(const struct kern_args *a, const struct ref_delta *d, size_t t, size_t h, float *S,
-                      double *scratch)
+                      void *room)
 {
+    double *scratch = room;
     const float *q = a->in[0], *k = a->in[1], *v = a->in[2], *g = a->in[3], *beta = a->in[4];
     size_t head = h * d->heads / d->v_heads;
     double *decay = scratch, *unit_k = decay + d->dim, *unit_q = unit_k + d->dim, *change = unit_q + d->dim,
@@ -123,11 +124,11 @@ static void delta_row(const struct kern_args *a, const struct ref_delta *d, size
         ((float *)a->out[0])[(t * d->v_heads + h) * d->v_dim + j] = (float)o[j];
 }
 
-void ref_delta_rule(const struct kern_args *a, size_t first, size_t last, unsigned thread)
+void ref_delta_walk(const struct kern_args *a, size_t first, size_t last, unsigned thread, ref_delta_row *row)
 {
     struct ref_delta d = ref_delta_of(a);
     struct ref_slots slots = ref_slots_of(a, 7, 8);
-    double *scratch = (double *)((unsigned char *)a->scratch + (size_t)thread * a->scratch_bytes);
+    void *scratch = (unsigned char *)a->scratch + (size_t)thread * a->scratch_bytes;
     float *states = a->state[0], *out = a->out[0]; /* [slots, v_heads, dim, v_dim], [T, v_heads * v_dim] */
     size_t n = d.dim * d.v_dim;
     for (size_t h = first; h < last; h++)
@@ -139,6 +140,11 @@ void ref_delta_rule(const struct kern_args *a, size_t first, size_t last, unsign
             if (S && slots.positions[t] == 0)
                 memset(S, 0, n * sizeof *S);
             if (S)
-                delta_row(a, &d, t, h, S, scratch);
+                row(a, &d, t, h, S, scratch);
         }
+}
+
+void ref_delta_rule(const struct kern_args *a, size_t first, size_t last, unsigned thread)
+{
+    ref_delta_walk(a, first, last, thread, delta_row);
 }

@@ -92,28 +92,10 @@ INLINE void NAME(weigh)(float *acc, float shrink, const float *p, const void *va
     }
 }
 
-/* c * tanh(s / c). tanh x = -e / (e + 2) with e = exp(-2|x|) - 1 from the series of lanes_exp, the 1 taken
- * off before anything is rounded: small scores keep all their digits. NaN stays NaN. */
+/* c * tanh(s / c); NaN stays NaN. */
 INLINE lanes NAME(soft_cap)(lanes s, float c)
 {
-    lanes x = lanes_div(s, lanes_set1(c)), minus = lanes_sub(lanes_zero(), x);
-    lanes t = lanes_mul(lanes_set1(-2.0f), lanes_max(minus, x));
-    t = lanes_max(lanes_set1(-40.0f), t);
-    lanes n = lanes_round(lanes_mul(t, lanes_set1(1.44269504088896341f)));
-    lanes r = lanes_fma(n, lanes_set1(-0.693359375f), t);
-    r = lanes_fma(n, lanes_set1(2.12194440054690583e-4f), r);
-    lanes p = lanes_set1(1.98412698412698413e-4f);
-    p = lanes_fma(p, r, lanes_set1(1.38888888888888889e-3f));
-    p = lanes_fma(p, r, lanes_set1(8.33333333333333333e-3f));
-    p = lanes_fma(p, r, lanes_set1(4.16666666666666667e-2f));
-    p = lanes_fma(p, r, lanes_set1(1.66666666666666667e-1f));
-    p = lanes_fma(p, r, lanes_set1(0.5f));
-    p = lanes_fma(p, lanes_mul(r, r), r); /* exp(r) - 1 */
-    lanes one = lanes_set1(1.0f), power = lanes_scale(one, n);
-    lanes e = lanes_fma(power, p, lanes_sub(power, one));
-    lanes y = lanes_div(lanes_sub(lanes_zero(), e), lanes_add(e, lanes_set1(2.0f)));
-    y = lanes_select_below(x, 0.0f, lanes_sub(lanes_zero(), y), y);
-    return lanes_mul(y, lanes_set1(c));
+    return lanes_mul(NAME(tanh)(lanes_div(s, lanes_set1(c))), lanes_set1(c));
 }
 
 /* -inf in all slots of the vectors that hold `runs` but in those of the runs. */

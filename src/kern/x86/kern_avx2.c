@@ -9,12 +9,12 @@
 
 #include "kern/x86/lanes_common.h"
 
+#include "kern/x86/act_tmpl.h"
 #include "kern/x86/attention_tmpl.h"
 #include "kern/x86/codes_tmpl.h"
 #include "kern/x86/linear_tmpl.h"
 #include "kern/x86/mla_tmpl.h"
 #include "kern/x86/rows_tmpl.h"
-#include "kern/x86/act_tmpl.h"
 #include "kern/x86/experts_tmpl.h"
 #include "kern/x86/sparse_tmpl.h"
 #include "kern/x86/norms_tmpl.h"

@@ -172,7 +172,7 @@ INLINE void NAME(delta_columns)(const struct ref_delta *d, float *S, const float
 }
 
 static void NAME(delta_row)(const struct kern_args *a, const struct ref_delta *d, size_t t, size_t h,
-                            float *S, float *scratch)
+                            float *S, void *scratch)
 {
     const float *q = a->in[0], *k = a->in[1], *beta = a->in[4];
     size_t each = ALIGN_UP(d->dim, 16), at = (t * d->heads + h * d->heads / d->v_heads) * d->dim,
@@ -193,20 +193,5 @@ static void NAME(delta_row)(const struct kern_args *a, const struct ref_delta *d
 
 static void NAME(delta_rule)(const struct kern_args *a, size_t first, size_t last, unsigned thread)
 {
-    struct ref_delta d = ref_delta_of(a);
-    struct ref_slots slots = ref_slots_of(a, 7, 8);
-    float *scratch = (float *)((unsigned char *)a->scratch + (size_t)thread * a->scratch_bytes);
-    float *states = a->state[0], *out = a->out[0]; /* [slots, v_heads, dim, v_dim], [T, v_heads * v_dim] */
-    size_t n = d.dim * d.v_dim;
-    for (size_t h = first; h < last; h++)
-        for (size_t t = 0; t < (size_t)a->n_rows; t++) {
-            int64_t slot = ref_slot(&slots, t);
-            float *S = slot < 0 ? NULL : states + ((size_t)slot * d.v_heads + h) * n;
-            for (size_t j = 0; !S && j < d.v_dim; j++)
-                out[(t * d.v_heads + h) * d.v_dim + j] = NAN;
-            if (S && slots.positions[t] == 0)
-                memset(S, 0, n * sizeof *S);
-            if (S)
-                NAME(delta_row)(a, &d, t, h, S, scratch);
-        }
+    ref_delta_walk(a, first, last, thread, NAME(delta_row));
 }
