@@ -99,6 +99,7 @@ static void fill_attributes(struct kern_args *a, const struct d0_node *n)
 #define OP(...)
 #define ATTR(id, NAME, text, is_float, ...) {D0_ATTR_##NAME, is_float},
 #include "day0/ops.def"
+#include "tensor/tensor.h"
 #undef OP
 #undef ATTR
     };
@@ -218,7 +219,7 @@ static int fill_slots(struct d0_exec *x, const struct d0_part *p, struct d0_stat
         struct cpu_slot *s = &x->slots[i];
         s->value = p->values[i];
         s->kind = s->value.kind;
-        part_value_bytes(&s->value, x->max_dims, &s->bytes);
+        tensor_value_bytes(&s->value, x->max_dims, &s->bytes);
         (void)tensor_form_of(&s->value, &s->form); /* stays empty for what is plain */
         if (s->kind == D0_VALUE_ACTIVATION || s->kind == D0_VALUE_OUTPUT)
             s->address = x->scratch.data + s->value.offset;
@@ -410,7 +411,7 @@ int cpu_read_output(struct d0_queue *q, struct d0_exec *x, uint32_t value, uint6
     if (value >= x->n_slots || x->slots[value].kind != D0_VALUE_OUTPUT)
         return status_set(st, D0_E_INVALID, "cpu: value %u is not an output", value);
     uint64_t have = 0;
-    part_value_bytes(&x->slots[value].value, x->dims, &have);
+    tensor_value_bytes(&x->slots[value].value, x->dims, &have);
     if (offset > have || bytes > have - offset)
         return status_set(st, D0_E_INVALID, "cpu: %llu bytes at %llu of output %u, which has %llu",
                           (unsigned long long)bytes, (unsigned long long)offset, value,

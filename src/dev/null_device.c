@@ -15,6 +15,7 @@
 #include "dev/builtin.h"
 #include "dev/part_check.h"
 #include "kern/kern.h"
+#include "tensor/tensor.h"
 
 #define MAX_RANGES 65536u
 
@@ -340,7 +341,7 @@ static int null_bind(struct d0_exec *x, uint32_t value, struct d0_buffer *b, uin
     if (value >= x->n_slots || in_scratch(&x->slots[value]))
         return status_set(st, D0_E_INVALID, "null: value %u cannot be bound", value);
     uint64_t bytes = 0;
-    part_value_bytes(&x->slots[value].value, x->max_dims, &bytes);
+    tensor_value_bytes(&x->slots[value].value, x->max_dims, &bytes);
     if (!b || offset % 64 || offset > b->bytes || bytes > b->bytes - offset)
         return status_set(st, D0_E_INVALID,
                           "null: value %u needs %" PRIu64 " bytes at %" PRIu64 ", the buffer has %" PRIu64,
@@ -354,7 +355,7 @@ static int check_read(const struct d0_exec *x, uint32_t node, uint32_t id, struc
 {
     const struct null_slot *s = &x->slots[id];
     uint64_t bytes = 0;
-    part_value_bytes(&s->value, x->dims, &bytes);
+    tensor_value_bytes(&s->value, x->dims, &bytes);
     uint64_t end = s->offset + bytes, at = first_unwritten(s->buffer, s->offset, end);
     if (at < end)
         return status_set(st, D0_E_INVALID,
@@ -375,7 +376,7 @@ static int run_node(struct d0_exec *x, uint32_t i, struct d0_status *st)
         bool written = (int)k == kern_state_input(n->op, 0) || (int)k == kern_state_input(n->op, 1);
         if (s->value.kind == D0_VALUE_STATE && written) {
             uint64_t bytes = 0;
-            part_value_bytes(&s->value, x->dims, &bytes);
+            tensor_value_bytes(&s->value, x->dims, &bytes);
             rc = bytes ? mark_written(s->buffer, s->offset, s->offset + bytes, st) : D0_OK;
         } else {
             rc = check_read(x, i, id, st);
@@ -412,7 +413,7 @@ static int null_read_output(struct d0_queue *q, struct d0_exec *x, uint32_t valu
     if (!x->n_runs)
         return status_set(st, D0_E_INVALID, "null: output %u is read before any run", value);
     uint64_t have = 0;
-    part_value_bytes(&x->slots[value].value, x->dims, &have);
+    tensor_value_bytes(&x->slots[value].value, x->dims, &have);
     if (offset > have || bytes > have - offset)
         return status_set(st, D0_E_INVALID,
                           "null: %" PRIu64 " bytes at %" PRIu64 " of output %u, which has %" PRIu64, bytes,

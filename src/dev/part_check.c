@@ -33,11 +33,6 @@ int64_t part_dim(int64_t dim, const int64_t dims[D0_N_DIMS])
     return dim < 0 ? dims[-1 - dim] : dim;
 }
 
-bool part_value_bytes(const struct d0_value *v, const int64_t dims[D0_N_DIMS], uint64_t *out)
-{
-    return tensor_value_bytes(v, dims, out);
-}
-
 static const struct d0_attr *find_attr(const struct d0_node *n, uint32_t key)
 {
     for (uint32_t i = 0; i < n->n_attrs; i++)
@@ -73,7 +68,7 @@ static int check_value(const struct d0_part *p, uint32_t i, struct d0_status *st
     if (v->format.scale_dtype && v->kind != D0_VALUE_WEIGHT)
         return status_set(st, D0_E_INVALID, "value %u is no weight and stored as codes", i);
     uint64_t bytes;
-    if (!part_value_bytes(v, p->max_dims, &bytes))
+    if (!tensor_value_bytes(v, p->max_dims, &bytes))
         return status_set(st, D0_E_INVALID, "value %u is too large to address, or in no known format", i);
     if (v->kind != D0_VALUE_ACTIVATION && v->kind != D0_VALUE_OUTPUT)
         return D0_OK;

@@ -15,8 +15,6 @@ int status_set(struct d0_status *status, int code, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
 
 int64_t part_dim(int64_t dim, const int64_t dims[D0_N_DIMS]); /* symbolic sizes replaced */
-/* Bytes of a value for these sizes; false on overflow. Its dims must have passed part_check. */
-bool part_value_bytes(const struct d0_value *v, const int64_t dims[D0_N_DIMS], uint64_t *out);
 int64_t part_attr_i(const struct d0_node *n, uint32_t key, int64_t absent);
 double part_attr_f(const struct d0_node *n, uint32_t key, double absent);
 

@@ -4,6 +4,7 @@
  * with everything bound. Refuses: to leave anything for the first step: after open no step allocates.
  */
 #include "engine/engine_internal.h"
+#include "tensor/tensor.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -219,7 +220,7 @@ static int make_buffer(struct engine *x, uint32_t id, bool poison, struct err *e
 {
     const struct d0_value *v = &x->graph->values[id];
     uint64_t bytes;
-    if (!value_bytes(v, x->graph->max_dims, &bytes))
+    if (!tensor_value_bytes(v, x->graph->max_dims, &bytes))
         return err_set(e, ERR_LIMIT, "%s is too large to address", x->graph->info[id].name);
     int rc = dev_buffer(x->dev, bytes, &x->own[id], e);
     if (rc != ERR_OK || v->kind != D0_VALUE_STATE)

@@ -5,6 +5,7 @@
  * everything lives in the graph's arena.
  */
 #include "graph/graph_internal.h"
+#include "tensor/tensor.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -86,7 +87,7 @@ int graph_add_value(struct graph *g, const struct d0_value *v, const struct grap
     i.name = arena_strdup(&g->arena, name);
     uint64_t bytes = 0;
     if (i.constant) {
-        if (v->kind != D0_VALUE_WEIGHT || !value_bytes(v, none, &bytes))
+        if (v->kind != D0_VALUE_WEIGHT || !tensor_value_bytes(v, none, &bytes))
             return err_set(e, ERR_FORMAT, "value %s: only a weight can be constant", name);
         void *copy = arena_alloc(&g->arena, bytes);
         if (copy)

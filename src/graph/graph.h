@@ -122,8 +122,6 @@ int graph_plan_memory(struct graph *g, const int64_t max_dims[D0_N_DIMS], bool k
 /* The ABI view; points into the graph, valid while it is unchanged. */
 void graph_part(const struct graph *g, struct d0_part *out);
 
-/* Bytes of one value with symbolic dims replaced by `dims`. false on overflow. */
-bool value_bytes(const struct d0_value *v, const int64_t dims[D0_N_DIMS], uint64_t *out);
 /* Tokens of one page: of all states in pages, which share one page table. 0: there is none. */
 uint32_t graph_page_tokens(const struct graph *g);
 uint32_t graph_find(const struct graph *g, const char *name); /* value id or D0_NO_VALUE */

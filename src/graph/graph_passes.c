@@ -14,11 +14,6 @@
 #define GRAPH_MAX_SEGMENTS 64u
 #define GRAPH_ALIGN        64u
 
-bool value_bytes(const struct d0_value *v, const int64_t dims[D0_N_DIMS], uint64_t *out)
-{
-    return tensor_value_bytes(v, dims, out);
-}
-
 /* ---- segments ---- */
 
 static uint64_t gcd_u64(uint64_t a, uint64_t b)
@@ -157,7 +152,7 @@ static int spans_of(const struct graph *g, const int64_t *dims, struct span *s, 
         for (uint32_t j = 0; j < node->n_outputs; j++) {
             const struct d0_value *v = &g->values[node->outputs[j]];
             struct span x = {.value = node->outputs[j], .first = i, .last = i};
-            if (!value_bytes(v, dims, &x.bytes) || x.bytes > INT64_MAX) {
+            if (!tensor_value_bytes(v, dims, &x.bytes) || x.bytes > INT64_MAX) {
                 rc = err_set(e, ERR_LIMIT, "value %s is too large for a step of %lld tokens",
                              g->info[x.value].name, (long long)dims[0]);
                 break;

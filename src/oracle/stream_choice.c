@@ -11,6 +11,7 @@
 
 #include "base/thread.h"
 #include "oracle/stream.h"
+#include "tensor/tensor.h"
 
 #define NOWHERE UINT32_MAX
 #define PARTS   5u /* of a weight stored as codes; between any two there may be a gap */
@@ -222,7 +223,7 @@ static int read_experts(struct stream *s, struct stream_part *p, uint32_t n, str
     unsigned char *at = p->slot;
     for (uint32_t i = 0; rc == 0 && i < p->g->n_values; i++) {
         uint64_t bytes;
-        if (p->g->values[i].kind != D0_VALUE_WEIGHT || !value_bytes(&p->g->values[i], no_dims, &bytes))
+        if (p->g->values[i].kind != D0_VALUE_WEIGHT || !tensor_value_bytes(&p->g->values[i], no_dims, &bytes))
             continue;
         r.direct = at;
         rc = load_value_read(&r, i, e);

@@ -9,6 +9,7 @@
 
 #include "base/thread.h"
 #include "oracle/stream.h"
+#include "tensor/tensor.h"
 
 #define WAIT_NS     UINT64_C(3600000000000)
 #define BLOCK_BYTES 65536u
@@ -92,7 +93,8 @@ static int take_experts(struct run *r, const struct stream_io *io, uint32_t firs
     int rc = stream_choice_load(r->s, r->piece, r->p, io, first, n, e);
     for (uint32_t i = 0; rc == 0 && !in_place(r) && i < r->g->n_values; i++) {
         uint64_t bytes;
-        if (r->g->values[i].kind != D0_VALUE_WEIGHT || !value_bytes(&r->g->values[i], r->g->max_dims, &bytes))
+        if (r->g->values[i].kind != D0_VALUE_WEIGHT ||
+            !tensor_value_bytes(&r->g->values[i], r->g->max_dims, &bytes))
             continue;
         rc = copy_weight(r, i, at, bytes, e);
         at += ALIGN_UP(bytes, 64);
@@ -107,7 +109,7 @@ static int bind_all(struct run *r, struct err *e)
     int rc = ERR_OK;
     for (uint32_t i = 0; rc == 0 && i < r->g->n_values; i++) {
         const struct d0_value *v = &r->g->values[i];
-        if (!value_bytes(v, r->g->max_dims, &bytes))
+        if (!tensor_value_bytes(v, r->g->max_dims, &bytes))
             return err_set(e, ERR_LIMIT, "%s is too large to address", r->g->info[i].name);
         if (v->kind == D0_VALUE_WEIGHT) {
             rc = bind_weight(r, i, at, bytes, e);

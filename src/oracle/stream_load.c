@@ -9,6 +9,7 @@
 
 #include "base/thread.h"
 #include "oracle/stream.h"
+#include "tensor/tensor.h"
 
 #define CHUNK_MOST  1024u
 #define CHUNK_LEAST 1u
@@ -108,7 +109,7 @@ static int measure(struct stream_part *p, struct err *e)
         uint64_t bytes;
         if (p->g->values[i].kind != D0_VALUE_WEIGHT)
             continue;
-        if (!value_bytes(&p->g->values[i], no_dims, &bytes) || bytes > UINT64_MAX - 64 ||
+        if (!tensor_value_bytes(&p->g->values[i], no_dims, &bytes) || bytes > UINT64_MAX - 64 ||
             !add_u64(p->weight_bytes, ALIGN_UP(bytes, 64), &p->weight_bytes))
             return err_set(e, ERR_LIMIT, "the weights of layer %d are too large to address",
                            p->g->nodes[0].layer);
@@ -201,7 +202,7 @@ static int load_all(const struct stream *s, struct stream_part *p, unsigned char
     int rc = ERR_OK;
     for (uint32_t i = 0; rc == 0 && i < g->n_values; i++) {
         uint64_t bytes;
-        if (g->values[i].kind != D0_VALUE_WEIGHT || !value_bytes(&g->values[i], no_dims, &bytes))
+        if (g->values[i].kind != D0_VALUE_WEIGHT || !tensor_value_bytes(&g->values[i], no_dims, &bytes))
             continue;
         r.direct = at;
         rc =

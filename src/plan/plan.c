@@ -13,6 +13,7 @@
  * program and its headers (assumed)
  */
 #include "plan/plan_internal.h"
+#include "tensor/tensor.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -69,7 +70,7 @@ static uint64_t weight_share(const struct d0_value *v, const struct graph_value_
     uint64_t bytes;
     if (i->stored_bytes) /* codes, scales and what else the scheme needs */
         bytes = i->stored_bytes;
-    else if (!value_bytes(v, none, &bytes))
+    else if (!tensor_value_bytes(v, none, &bytes))
         return PLAN_SATURATED;
     if (i->part == PART_HEADS && i->part_units) /* whole heads; at least one */
         bytes = sat_mul(ceil_div(bytes, i->part_units), ceil_div(i->part_units, tp));
@@ -144,7 +145,7 @@ static int plan_step(const struct spec *s, const struct plan_options *o, struct 
         for (uint32_t i = 0; i < copy->n_values && !rc; i++) {
             uint64_t bytes;
             bool counts = copy->values[i].kind == D0_VALUE_INPUT || copy->values[i].kind == D0_VALUE_OUTPUT;
-            if (counts && !value_bytes(&copy->values[i], dims, &bytes))
+            if (counts && !tensor_value_bytes(&copy->values[i], dims, &bytes))
                 rc = err_set(e, ERR_LIMIT, "%s does not fit in 64 bits", copy->info[i].name);
             else if (counts)
                 out->fixed = sat_add(out->fixed, bytes);

@@ -102,7 +102,7 @@ static int allocate(struct opcase *c, struct err *e)
     for (uint32_t i = 0; i < c->g->n_values; i++) {
         uint64_t bytes;
         const struct d0_value *v = &c->g->values[i];
-        if (!value_bytes(v, c->dims, &bytes) || bytes > SIZE_MAX / 2)
+        if (!tensor_value_bytes(v, c->dims, &bytes) || bytes > SIZE_MAX / 2)
             return err_set(e, ERR_LIMIT, "value %u of a case is too large", i);
         for (uint32_t o = 0; o < c->n_outputs; o++)
             if (i == c->output[o]) {
@@ -240,7 +240,7 @@ static int copy_case(const struct opcase *c, const int64_t dims[D0_N_DIMS], stru
         if (c->g->values[i].kind != D0_VALUE_INPUT)
             continue;
         out->borrowed[i] = false;
-        if (!value_bytes(&c->g->values[i], dims, &out->bytes[i]))
+        if (!tensor_value_bytes(&c->g->values[i], dims, &out->bytes[i]))
             out->bytes[i] = 0;
         out->data[i] = malloc(out->bytes[i] ? (size_t)out->bytes[i] : 1);
         if (!out->data[i]) {

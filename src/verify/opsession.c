@@ -8,6 +8,7 @@
 
 #include "verify/guard.h"
 #include "verify/opcase.h"
+#include "tensor/tensor.h"
 
 #define RUN_DEADLINE_NS 60000000000ull
 
@@ -59,7 +60,7 @@ static int bind_value(struct opsession *s, const struct opcase *c, uint32_t id, 
     /* memory for the largest step that the part was compiled for */
     uint64_t bytes;
     int rc = ERR_OK;
-    if (!value_bytes(&c->g->values[id], s->planned, &bytes) || bytes < c->bytes[id])
+    if (!tensor_value_bytes(&c->g->values[id], s->planned, &bytes) || bytes < c->bytes[id])
         return err_set(e, ERR_LIMIT, "a case is larger than what it was compiled for");
     if (s->guard) {
         struct d0_status status = {.size = sizeof status};

@@ -18,6 +18,7 @@
 #include "kern/kern.h"
 #include "sched/sched.h"
 #include "tiny_llama.h"
+#include "tensor/tensor.h"
 
 #define VOCAB      320
 #define PROMPT     70
@@ -707,7 +708,7 @@ static void test_null_trillion(void **state)
         uint64_t bytes;
         if (g->values[i].kind != D0_VALUE_WEIGHT)
             continue;
-        assert_true(value_bytes(&g->values[i], no_dims, &bytes));
+        assert_true(tensor_value_bytes(&g->values[i], no_dims, &bytes));
         assert_int_equal(dev_buffer(&d, bytes, &w.buffers[i], &e), ERR_OK);
         w.bytes += bytes;
         if (i != g->n_values / 2 && bytes > 1000000)
@@ -730,7 +731,7 @@ static void test_null_trillion(void **state)
     assert_non_null(strstr(e.message, "before bytes"));
     for (uint32_t i = 0; i < g->n_values; i++) {
         uint64_t bytes;
-        if (w.buffers[i] && value_bytes(&g->values[i], no_dims, &bytes))
+        if (w.buffers[i] && tensor_value_bytes(&g->values[i], no_dims, &bytes))
             dev_copy_in(&d, q, w.buffers[i], bytes - 1, "", 1, &e);
     }
     if (engine_step(x, p, p->bytes, result, RESULT_CAP, &e) != ERR_OK)

@@ -17,6 +17,7 @@
 #include "base/file.h"
 #include "base/hash.h"
 #include "graph/graph.h"
+#include "tensor/tensor.h"
 
 /* ---- building ---- */
 
@@ -494,13 +495,13 @@ static uint64_t check_plan(const struct graph *g, const int64_t *dims)
         }
         for (uint32_t i = 0; i < n; i++) {
             uint64_t a_bytes, b_bytes, a = g->values[ids[i]].offset;
-            assert_true(value_bytes(&g->values[ids[i]], dims, &a_bytes));
+            assert_true(tensor_value_bytes(&g->values[ids[i]], dims, &a_bytes));
             sum += ALIGN_UP(a_bytes, 64);
             assert_int_equal(a % 64, 0);
             assert_true(a + a_bytes <= g->scratch_bytes);
             for (uint32_t j = 0; j < i; j++) {
                 uint64_t b = g->values[ids[j]].offset;
-                assert_true(value_bytes(&g->values[ids[j]], dims, &b_bytes));
+                assert_true(tensor_value_bytes(&g->values[ids[j]], dims, &b_bytes));
                 if (a < b + b_bytes && b < a + a_bytes)
                     fail_msg("values %u and %u overlap at node %u", ids[i], ids[j], at);
             }
@@ -604,15 +605,15 @@ static void test_value_bytes(void **state)
     const int64_t dims[D0_N_DIMS] = {5, 2, 3, 7};
     uint64_t n;
     struct d0_value v = {.dtype = D0_F32, .n_dims = 2, .dims = {D0_DIM_SEQS, D0_DIM_PAGES}};
-    assert_true(value_bytes(&v, dims, &n) && n == 2 * 7 * 4);
+    assert_true(tensor_value_bytes(&v, dims, &n) && n == 2 * 7 * 4);
     v = (struct d0_value){.dtype = D0_BF16, .n_dims = 1, .dims = {3}};
-    assert_true(value_bytes(&v, dims, &n) && n == 6);
+    assert_true(tensor_value_bytes(&v, dims, &n) && n == 6);
     v = (struct d0_value){.dtype = D0_F32, .n_dims = 3, .dims = {1 << 30, 1 << 30, 1 << 30}};
-    assert_false(value_bytes(&v, dims, &n));
+    assert_false(tensor_value_bytes(&v, dims, &n));
     v = (struct d0_value){.dtype = D0_F32, .n_dims = 1, .dims = {-9}};
-    assert_false(value_bytes(&v, dims, &n));
+    assert_false(tensor_value_bytes(&v, dims, &n));
     v = (struct d0_value){.dtype = 999, .n_dims = 1, .dims = {1}};
-    assert_false(value_bytes(&v, dims, &n));
+    assert_false(tensor_value_bytes(&v, dims, &n));
 }
 
 /* ---- slices ---- */

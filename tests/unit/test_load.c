@@ -17,6 +17,7 @@
 
 #include "base/log.h"
 #include "tiny_llama.h"
+#include "tensor/tensor.h"
 
 #define MAX_WEIGHTS 64
 
@@ -52,7 +53,7 @@ static void rig_open(struct rig *r, const char *device, uint64_t limit)
         const int64_t no_dims[D0_N_DIMS] = {0};
         uint64_t bytes;
         if (r->graph->values[i].kind != D0_VALUE_WEIGHT ||
-            !value_bytes(&r->graph->values[i], no_dims, &bytes))
+            !tensor_value_bytes(&r->graph->values[i], no_dims, &bytes))
             continue;
         r->total += bytes;
         if (r->graph->info[i].constant)
