@@ -233,6 +233,12 @@ void quant_decide(struct spec_weight *w, const struct ckpt *c, const struct quan
         bool bare = w->form.scheme == QUANT_FP8_TENSOR && part_of(c, name, "weight_scale") == NULL;
         if (bare && said && quant_code_dtype(said->scheme) == D0_F8_E4M3)
             w->form = *said;
+        bool blocks = w->form.scheme == QUANT_FP8_BLOCK || w->form.scheme == QUANT_FP8_BLOCK_CT;
+        if (blocks && said && kin(said->scheme) == QUANT_FP8_BLOCK && said->group_n && said->group_k) {
+            w->form.group_n =
+                said->group_n; /* how many scales there are does not tell how large a block is */
+            w->form.group_k = said->group_k;
+        }
         if (w->form.scheme == QUANT_GPTQ && said && said->scheme == QUANT_GPTQ) {
             w->form.ordered = said->ordered; /* tensors show neither */
             w->form.plain_zeros = said->plain_zeros;

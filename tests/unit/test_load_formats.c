@@ -150,7 +150,11 @@ static float eight_bits(const struct unpack *u, int64_t n, int64_t k)
         return code * scale_at(s, (uint64_t)n);
     case QUANT_FP8_BLOCK:
         s = get(u->m, u->module, "weight_scale_inv");
-        return code * scale_at(s, (uint64_t)(n / 128 * ((u->n_columns + 127) / 128) + k / 128));
+        {
+            const int64_t rows = u->w->form.group_n, columns = u->w->form.group_k;
+            return code *
+                   scale_at(s, (uint64_t)(n / rows * ((u->n_columns + columns - 1) / columns) + k / columns));
+        }
     case QUANT_MXFP8:
         s = get(u->m, u->module, "weight_scale_inv");
         return code * scale_at(s, (uint64_t)(n * (u->n_columns / 32) + k / 32));
@@ -354,6 +358,8 @@ static const struct {
      "\"symmetric\":true}}}}",
      QUANT_FP8_CHANNEL},
     {"fp8_block", "{\"quant_method\":\"fp8\",\"weight_block_size\":[128,128],\"fmt\":\"e4m3\"}",
+     QUANT_FP8_BLOCK},
+    {"fp8_block_64", "{\"quant_method\":\"fp8\",\"weight_block_size\":[64,32],\"fmt\":\"e4m3\"}",
      QUANT_FP8_BLOCK},
     {"int8",
      "{\"quant_method\":\"compressed-tensors\",\"format\":\"int-quantized\",\"ignore\":[\"lm_head\"],"
