@@ -16,26 +16,16 @@
 #include <unistd.h>
 
 #include "oracle/compare_impl.h"
+#include "scratch_dir.h"
 #include "tiny_model.h"
 
 enum { TOKENS = 24 };
 
 static char dir[] = "/tmp/day0_compare_XXXXXX";
 
-static void ok(int rc, const struct err *e)
-{
-    char text[1400];
-    if (rc)
-        fail_msg("%s", err_format(e, text, sizeof text));
-}
-
 static const char *in_dir(const char *name)
 {
-    static _Thread_local char paths[8][96];
-    static _Thread_local unsigned next;
-    char *p = paths[next++ % 8];
-    snprintf(p, sizeof paths[0], "%s/%s", dir, name);
-    return p;
+    return path_in(dir, name);
 }
 
 /* ---- recordings ---- */

@@ -19,25 +19,15 @@
 #include "oracle/import_impl.h"
 #include "oracle/oracle.h"
 #include "oracle/trace_file.h"
+#include "scratch_dir.h"
 
 enum { TOKENS = 3, WIDTH = 5 };
 
 static char dir[] = "/tmp/day0_import_XXXXXX";
 
-static void ok(int rc, const struct err *e)
-{
-    char text[1400];
-    if (rc)
-        fail_msg("%s", err_format(e, text, sizeof text));
-}
-
 static const char *in_dir(const char *name)
 {
-    static _Thread_local char paths[4][96];
-    static _Thread_local unsigned next;
-    char *p = paths[next++ % 4];
-    snprintf(p, sizeof paths[0], "%s/%s", dir, name);
-    return p;
+    return path_in(dir, name);
 }
 
 /* ---- files ---- */

@@ -20,6 +20,7 @@
 
 #include "base/file.h"
 #include "oracle/record_impl.h"
+#include "scratch_dir.h"
 #include "tiny_model.h"
 #include "verify/runner.h"
 
@@ -27,20 +28,9 @@ enum { TOKENS = 40 };
 
 static char dir[] = "/tmp/day0_record_XXXXXX";
 
-static void ok(int rc, const struct err *e)
-{
-    char text[1400];
-    if (rc)
-        fail_msg("%s", err_format(e, text, sizeof text));
-}
-
 static const char *in_dir(const char *name)
 {
-    static _Thread_local char paths[8][96];
-    static _Thread_local unsigned next;
-    char *p = paths[next++ % 8];
-    snprintf(p, sizeof paths[0], "%s/%s", dir, name);
-    return p;
+    return path_in(dir, name);
 }
 
 struct ids_of {
