@@ -166,6 +166,20 @@ int dev_copy_out(struct dev *d, struct d0_queue *q, const struct d0_buffer *b, u
     return translate(d, d->api->copy_out(q, b, off, host, n, &st), &st, "copy_out", e);
 }
 
+bool dev_can_copy(const struct dev *d)
+{
+    return d->api->copy != NULL;
+}
+
+int dev_copy(struct dev *d, struct d0_queue *q, struct d0_buffer *to, uint64_t to_off,
+             const struct d0_buffer *from, uint64_t from_off, uint64_t n, struct err *e)
+{
+    if (!d->api->copy)
+        return err_set(e, ERR_UNSUPPORTED, "device %s cannot copy between buffers", d->api->name);
+    struct d0_status st = STATUS_INIT;
+    return translate(d, d->api->copy(q, to, to_off, from, from_off, n, &st), &st, "copy", e);
+}
+
 int dev_wait(struct dev *d, struct d0_queue *q, uint64_t timeout_ns, struct err *e)
 {
     struct d0_status st = STATUS_INIT;
