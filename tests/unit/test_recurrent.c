@@ -20,6 +20,7 @@
 #include "base/file.h"
 #include "base/hash.h"
 #include "kern/kern.h"
+#include "plan/plan.h"
 #include "sched/sched.h"
 #include "tiny_llama.h"
 #include "verify/verify.h"
@@ -516,6 +517,12 @@ static void test_limits(void **state)
     engine_memory(x, &kv, &scratch);
     assert_int_equal(kv - fewer, 5 * r.m.s->state_bytes);
     engine_close(x);
+    struct plan_options po = {.max_seqs = SEQS};
+    struct plan_memory without, with;
+    ok(plan_single(r.m.s, &po, &without, &e), &e);
+    po.snapshots = 5;
+    ok(plan_single(r.m.s, &po, &with, &e), &e);
+    assert_int_equal(with.total - without.total, kv - fewer);
     o.limits.n_snapshots = UINT32_MAX;
     assert_int_equal(engine_open(&x, &r.dev, r.graph, r.weights, &o, &e), ERR_INVALID);
     o.limits.n_snapshots = 0;
