@@ -7,9 +7,10 @@
  * Every row of every sequence of a mix is held against its own yardstick with memcmp. Neighbours begin and
  * end at any time, in pages and slots that others have left; some are made of one token whose embedding is
  * NaN, so that their rows, pages, slots and snapshots are full of NaN, and so are the pages that nobody has
- * written. Before each mix one step of nothing but that token fills all pages but shared ones, all slots, and
- * the rows of every activation. Then the scheduler runs the texts with its prefix cache. Refuses: any
- * tolerance, and a yardstick that is not finite.
+ * written. Before each mix a step of nothing but that token fills slots, snapshots and the rows of every
+ * activation. Then the scheduler runs the texts with its prefix cache. Some families run a second time with
+ * pages of BF16 or F16: one for each operator that keeps keys.
+ * Refuses: any tolerance, and a yardstick that is not finite.
  *
  *   bits [--only FAMILY]
  */
@@ -53,6 +54,16 @@ enum {
 static const uint32_t chunks[CHUNKS] = {1, 5, 64, UINT32_MAX};
 _Static_assert(MIXES == BATCHES, "a mix for each batch size");
 
+/* Attention, latent, latent with an index, pools, attention beside recurrent states. */
+static const struct {
+    const char *family;
+    uint32_t kv_dtype;
+} narrow[] = {{"llama", D0_F16},
+              {"deepseek_v3", D0_BF16},
+              {"deepseek_v32", D0_F16},
+              {"deepseek_v4_pools", D0_BF16},
+              {"qwen3_next", D0_BF16}};
+
 struct tap {
     unsigned n, failed;
 };
@@ -66,6 +77,8 @@ struct text {
 struct family {
     struct tap *tap;
     const char *name;
+    uint32_t kv_dtype;
+    char label[64]; /* name, and pages where they are not float32 */
     struct d0 d0;
     struct tiny t;
     struct tiny_model m;
@@ -135,12 +148,18 @@ static int open_family(struct family *f, const char *dir, struct err *e)
     if (rc == 0)
         rc = tiny_write(&f->t, dir, &f->d0, e);
     if (rc == 0)
-        rc = tiny_model_open(&f->m, dir, &f->d0, e);
+        rc = tiny_model_open_pages(&f->m, dir, f->kv_dtype, &f->d0, e);
     if (rc)
         return rc;
     const struct graph *g = f->m.s->graph;
+    uint32_t n_pages = 0;
     f->vocab = (uint32_t)g->values[graph_result(g)].dims[1];
     f->page_tokens = graph_page_tokens(g);
+    for (uint32_t i = 0; i < g->n_values; i++)
+        if (g->values[i].kind == D0_VALUE_STATE && g->info[i].state == STATE_PAGES)
+            n_pages += g->values[i].dtype == f->kv_dtype;
+    if (!n_pages)
+        return err_set(e, ERR_MISMATCH, "no pages of %s", dtype_name(f->kv_dtype));
     for (uint32_t i = 0; i < g->n_values; i++)
         f->recurrent |= g->values[i].kind == D0_VALUE_STATE && g->info[i].state == STATE_SLOTS;
     f->cached = !f->recurrent || !pools_run_ahead(g, f->page_tokens);
@@ -643,7 +662,7 @@ static void test_isa(struct family *f, enum kern_isa isa)
     bool all = seen.batches == (1u << BATCHES) - 1 && seen.chunks == (1u << CHUNKS) - 1 &&
                seen.threads == (1u << THREADS) - 1 && seen.behind_prefix == (f->cached ? MIXES / 2 : 0) &&
                seen.rows && seen.bad_rows;
-    snprintf(name, sizeof name, "%s %s equal bits", f->name, kern_isa_name(isa));
+    snprintf(name, sizeof name, "%s %s equal bits", f->label, kern_isa_name(isa));
     if (rc)
         snprintf(detail, sizeof detail, "%s", e.message);
     else if (seen.difference[0] || !all)
@@ -654,7 +673,7 @@ static void test_isa(struct family *f, enum kern_isa isa)
     result(f->tap, rc == 0 && all && !seen.difference[0], name, detail);
     if (rc)
         return;
-    snprintf(name, sizeof name, "%s %s prefix cache", f->name, kern_isa_name(isa));
+    snprintf(name, sizeof name, "%s %s prefix cache", f->label, kern_isa_name(isa));
     result(f->tap, !served.wrong, name,
            served.wrong   ? served.why
            : !f->cached   ? "off: entries of its pools lie in pages ahead of their tokens"
@@ -672,25 +691,27 @@ static void compare_vectors(struct family *f)
             equal +=
                 memcmp(f->texts[i].want[KERN_AVX2] + (size_t)k * f->vocab,
                        f->texts[i].want[KERN_AVX512] + (size_t)k * f->vocab, f->columns * sizeof(float)) == 0;
-    snprintf(name, sizeof name, "%s avx2 as avx512", f->name);
+    snprintf(name, sizeof name, "%s avx2 as avx512", f->label);
     snprintf(detail, sizeof detail, "%llu of %llu rows equal", (unsigned long long)equal,
              (unsigned long long)rows);
     result(f->tap, equal == rows, name, detail);
 }
 
-static void test_family(struct tap *tap, const char *name)
+static void test_family(struct tap *tap, const char *name, uint32_t kv_dtype)
 {
-    struct family f = {.tap = tap, .name = name, .d0 = {.log = {.fd = -1}}};
+    struct family f = {.tap = tap, .name = name, .kv_dtype = kv_dtype, .d0 = {.log = {.fd = -1}}};
     char dir[] = "/tmp/day0-bits-XXXXXX";
     struct err e;
     err_clear(&e);
+    snprintf(f.label, sizeof f.label, "%s%s%s", name, kv_dtype == D0_F32 ? "" : " pages of ",
+             kv_dtype == D0_F32 ? "" : dtype_name(kv_dtype));
     if (!mkdtemp(dir)) {
-        result(tap, false, name, "no temporary directory");
+        result(tap, false, f.label, "no temporary directory");
         return;
     }
     int rc = open_family(&f, dir, &e);
     if (rc)
-        result(tap, false, name, e.message);
+        result(tap, false, f.label, e.message);
     for (uint32_t isa = 0; rc == 0 && isa < KERN_N_ISA; isa++)
         if (kern_isa_available(isa))
             test_isa(&f, isa);
@@ -720,7 +741,10 @@ int main(int argc, char **argv)
     }
     for (size_t i = 0; i < n; i++)
         if (!only || strcmp(only, names[i]) == 0)
-            test_family(&tap, names[i]);
+            test_family(&tap, names[i], D0_F32);
+    for (size_t i = 0; i < ARRAY_LEN(narrow); i++)
+        if (!only || strcmp(only, narrow[i].family) == 0)
+            test_family(&tap, narrow[i].family, narrow[i].kv_dtype);
     arena_release(&arena);
     printf("1..%u\n", tap.n);
     return tap.failed || tap.n == 0;
