@@ -11,6 +11,7 @@
 #include "base/log.h"
 #include "ckpt/ckpt.h"
 #include "dev/dev.h"
+#include "oracle/trace_file.h"
 #include "spec/spec.h"
 #include "tensor/tensor.h"
 
@@ -144,6 +145,10 @@ struct import_result {
  * ERR_FORMAT, ERR_MISMATCH (a shape that is not that of the tokens), ERR_UNSUPPORTED, ERR_IO. */
 int oracle_import(const char *dir, const char *map, const char *out, struct arena *arena,
                   struct import_result *result, struct err *e);
+
+/* What a trace holds of a value of a graph: by its name, "NAME:1" for a second output, "logits" for the
+ * result. NULL: nothing. */
+const struct trace_tensor *oracle_trace_of(const struct trace *t, const struct graph *g, uint32_t value);
 
 /* Token ids from a file: decimal numbers with anything but digits and signs between, or the ids of a trace
  * (*.safetensors). In the arena. ERR_MISSING, ERR_FORMAT, ERR_LIMIT. */
