@@ -278,6 +278,13 @@ const char *stream_name(const struct stream *s, uint32_t value, char *buf, size_
     return output_name(s->g, s->maker[value], value, buf, bytes);
 }
 
+bool stream_layer_result(const struct graph_value_info *info)
+{
+    char number[16];
+    snprintf(number, sizeof number, ".%d", info->layer);
+    return info->layer >= 0 && str_ends(info->name, number);
+}
+
 const struct trace_tensor *oracle_trace_of(const struct trace *t, const struct graph *g, uint32_t value)
 {
     char name[256];

@@ -229,8 +229,8 @@ static void test_not_judged(void **state)
     assert_int_equal(x.f.n, 0);
     assert_true(x.r.not_judged > 0 && x.r.judged > 0);
     assert_int_equal(x.r.judged + x.r.not_judged, x.m.s->graph->n_nodes);
-    assert_int_equal(node_named(&x, "logits")->state, FROM_NOT_JUDGED);
-    assert_non_null(strstr(node_named(&x, "logits")->why, "there is room for"));
+    assert_int_equal(node_named(&x, "lm_head")->state, FROM_NOT_JUDGED);
+    assert_non_null(strstr(node_named(&x, "lm_head")->why, "there is room for"));
     done(&x);
     run(&x, "llama", "llama.all", REFUSES, 0);
     assert_int_equal(x.r.not_judged, 2 * 3); /* queries and keys of three layers */
