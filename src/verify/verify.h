@@ -58,7 +58,7 @@ int verify_ops(struct dev *d, const struct verify_ops_options *o, struct arena *
 enum from_state { FROM_RIGHT, FROM_WRONG, FROM_NOT_JUDGED };
 struct verify_from_node { /* one operator of the graph */
     uint32_t node;
-    int32_t layer; /* -1: none */
+    int32_t layer;    /* -1: none */
     const char *name; /* of what it gives; the graph's */
     char op[64];      /* "linear BF16" */
     enum from_state state;
@@ -72,7 +72,7 @@ struct verify_from_op { /* all nodes of one operator and type */
     uint32_t nodes, wrong, not_judged;
     uint64_t settled;
 };
-struct verify_from_result { /* in the arena */
+struct verify_from_result {         /* in the arena */
     struct verify_from_node *nodes; /* in the order of the graph */
     size_t n_nodes;
     struct verify_from_op *ops;
@@ -92,8 +92,8 @@ struct verify_from_options {
     size_t tokens;   /* the first of the trace; 0: all */
 };
 /* Each operator on the recorded rows and its real weights, against the reference device, one after the other:
- * one operator's weights in memory. What the trace lacks is computed by the reference device from what it has.
- * N003 with operator and layer, N006. Errors: of a trace that cannot be read, ERR_UNSUPPORTED, ERR_IO,
+ * one operator's weights in memory. What the trace lacks is computed by the reference device from what it
+ * has. N003 with operator and layer, N006. Errors: of a trace that cannot be read, ERR_UNSUPPORTED, ERR_IO,
  * ERR_MISSING. */
 int verify_ops_from(struct dev *d, const struct verify_from_options *o, struct arena *arena,
                     struct verify_from_result *out, struct findings *f, struct err *e);
