@@ -182,6 +182,26 @@ bool dev_supports(struct dev *d, const struct d0_part *part, uint32_t node, char
     return yes;
 }
 
+bool dev_says_scratch(const struct dev *d)
+{
+    const size_t with = D0_DEVICE_API_BYTES_LEAST + sizeof(d->api->scratch_need);
+    return d->api->size >= with && d->api->scratch_need;
+}
+
+int dev_scratch_need(struct dev *d, const struct d0_part *part, uint64_t *bytes, struct err *e)
+{
+    struct d0_status st = STATUS_INIT;
+    *bytes = 0;
+    if (!dev_says_scratch(d))
+        return ERR_OK;
+    return translate(d, d->api->scratch_need(d->handle, part, bytes, &st), &st, "scratch_need", e);
+}
+
+int dev_scratch_plan(void *context, const struct d0_part *part, uint64_t *bytes, struct err *e)
+{
+    return dev_scratch_need(context, part, bytes, e);
+}
+
 int dev_compile(struct dev *d, const struct d0_part *part, struct d0_exec **out, struct err *e)
 {
     struct d0_status st = STATUS_INIT;
