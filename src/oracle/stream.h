@@ -48,6 +48,9 @@ struct stream {
     struct stream_piece *pieces;
     size_t n_pieces, capacity;
     struct d0_buffer **states; /* by value: of the group that runs */
+    /* Threads that read: of what is read ahead, and of chosen experts, since both may go on at a time. NULL:
+     * one thread alone. */
+    struct load_readers *ahead_readers, *choice_readers;
     struct oracle_cost cost;
 };
 
