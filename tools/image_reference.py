@@ -5,7 +5,7 @@ usage: image_reference.py make DIR          writes the small pictures of the pro
        image_reference.py judge DIR [FILE]  pixels of every picture below DIR, as lines: path, width, height, SHA-256
                                             of the RGB bytes after exif_transpose and convert("RGB"), the same laid over white, or "refused"
 
-Needs Pillow (PyPI); offline, when the tests' data is to be made anew. Pixels come from a counter, not from a random number generator.
+Needs Pillow below 13 (PyPI; see docs/images.md); offline, when the tests' data is to be made anew. Pixels come from a counter, not from a random number generator.
 """
 import hashlib
 import io
@@ -76,8 +76,21 @@ def make(directory):
     with open(os.path.join(directory, "huge.png"), "wb") as out:  # a header and no pixels
         out.write(b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + head + struct.pack(">I", zlib.crc32(head)))
         out.write(struct.pack(">I", 0) + b"IDAT" + struct.pack(">I", zlib.crc32(b"IDAT")))
+    with open(os.path.join(directory, "resize.tsv"), "w") as out:
+        resize(out)
     with open(os.path.join(directory, "pixels.tsv"), "w") as out:
         judge(directory, out)
+
+
+def resize(out):
+    """Lines: filter, seed and sizes of a picture as pixels() makes it, sizes wanted, SHA-256 of what Pillow gives."""
+    sizes = [(37, 23, 37, 23), (37, 23, 74, 46), (37, 23, 14, 14), (37, 23, 37, 9), (37, 23, 5, 23), (1, 64, 28, 28), (64, 1, 3, 3), (1, 1, 16, 16),
+             (97, 89, 56, 56), (89, 97, 113, 101), (640, 3, 56, 28), (3, 640, 1, 1), (200, 150, 224, 168), (255, 256, 28, 29), (31, 17, 336, 336)]
+    names = ["NEAREST", "BOX", "BILINEAR", "HAMMING", "BICUBIC", "LANCZOS"]
+    for name in names:
+        for seed, (w, h, to_w, to_h) in enumerate(sizes):
+            got = picture("RGB", w, h, seed).resize((to_w, to_h), Image.Resampling[name])
+            print(name.lower(), seed, w, h, to_w, to_h, hashlib.sha256(got.tobytes()).hexdigest(), sep="\t", file=out)
 
 
 def judge(directory, out):

@@ -54,4 +54,20 @@ int image_probe(const void *bytes, size_t n, const struct image_limits *limits, 
 int image_decode(const void *bytes, size_t n, const struct image_limits *limits, enum image_alpha alpha,
                  struct arena *arena, struct image *out, struct err *e);
 
+enum image_filter {
+    IMAGE_NEAREST,
+    IMAGE_BOX,
+    IMAGE_BILINEAR,
+    IMAGE_HAMMING,
+    IMAGE_BICUBIC,
+    IMAGE_LANCZOS,
+    IMAGE_N_FILTERS
+};
+const char *image_filter_name(enum image_filter f); /* "bicubic" */
+
+/* rgb [in_h, in_w, 3] -> *out [h, w, 3] in the arena, the bytes that Pillow's Image.resize gives. ERR_INVALID
+ * (a side of 0), ERR_NOMEM, ERR_LIMIT. */
+int image_resize(const uint8_t *rgb, uint32_t in_w, uint32_t in_h, enum image_filter filter, uint32_t w,
+                 uint32_t h, struct arena *arena, uint8_t **out, struct err *e);
+
 #endif

@@ -240,14 +240,58 @@ static void test_names_what_it_does_not_read(void **state)
     assert_int_equal(image_probe("", 0, NULL, &info, &e), ERR_FORMAT);
 }
 
+/* As pixels() of tools/image_reference.py makes them: [height, width, 3]. */
+static uint8_t *make_pixels(int width, int height, int seed)
+{
+    uint8_t *rgb = malloc((size_t)width * (size_t)height * 3), *p = rgb;
+    for (int y = 0; y < height; y++)
+        for (int x = 0; x < width; x++)
+            for (int c = 0; c < 3; c++) {
+                int v = (x * (3 + c) + y * (5 - c) + seed * 17) % 256;
+                *p++ = (uint8_t)((x / 5 + y / 7) % 3 == 0 ? 255 - v : v);
+            }
+    return rgb;
+}
+
+static void test_resize(void **state)
+{
+    (void)state;
+    char name[16], hash[80], hex[SHA256_HEX_BYTES];
+    int seed, w, h, to_w, to_h, n = 0;
+    FILE *f = fopen(OWN "/resize.tsv", "r");
+    assert_non_null(f);
+    while (fscanf(f, "%15s %d %d %d %d %d %79s", name, &seed, &w, &h, &to_w, &to_h, hash) == 7) {
+        int filter = 0;
+        while (filter < IMAGE_N_FILTERS && strcmp(image_filter_name((enum image_filter)filter), name) != 0)
+            filter++;
+        assert_true(filter < IMAGE_N_FILTERS);
+        struct arena a;
+        struct err e = {0};
+        uint8_t *rgb = make_pixels(w, h, seed), *out;
+        arena_init(&a, NULL, MEM_MISC);
+        assert_int_equal(image_resize(rgb, (uint32_t)w, (uint32_t)h, (enum image_filter)filter,
+                                      (uint32_t)to_w, (uint32_t)to_h, &a, &out, &e),
+                         ERR_OK);
+        assert_int_equal(sha256_hex(out, (size_t)to_w * (size_t)to_h * 3, hex, &e), ERR_OK);
+        if (strcmp(hex, hash) != 0)
+            print_message("%s %d x %d to %d x %d\n", name, w, h, to_w, to_h);
+        assert_string_equal(hex, hash);
+        arena_release(&a);
+        free(rgb);
+        n++;
+    }
+    fclose(f);
+    assert_int_equal(n, 90);
+    uint8_t pixel[3] = {0}, *out;
+    assert_int_equal(image_resize(pixel, 1, 1, IMAGE_BOX, 0, 1, NULL, &out, NULL), ERR_INVALID);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_own_pictures),
-        cmocka_unit_test(test_material),
-        cmocka_unit_test(test_cut_and_bent),
-        cmocka_unit_test(test_limits),
-        cmocka_unit_test(test_names_what_it_does_not_read),
+        cmocka_unit_test(test_own_pictures), cmocka_unit_test(test_material),
+        cmocka_unit_test(test_cut_and_bent), cmocka_unit_test(test_limits),
+        cmocka_unit_test(test_resize),       cmocka_unit_test(test_names_what_it_does_not_read),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
