@@ -114,17 +114,20 @@ static int open_engine(struct session *s, const struct session_options *o, struc
     p.max_rows = p.max_seqs;
     if (s->spec->state_bytes && graph_pages_shareable(s->spec->graph))
         p.snapshots = o->n_snapshots == UINT32_MAX ? p.max_seqs : o->n_snapshots;
-    int rc = memory_budget(o, &p.memory_bytes, e);
+    p.request_tokens = s->context;
+    struct dev_options dev = {
+        .name = o->device ? o->device : "cpu", .isa = o->isa, .n_threads = o->n_threads, .mem = &d0->mem};
+    int rc = dev_open(&s->dev, &dev, e);
+    if (rc != ERR_OK)
+        return rc;
+    s->dev_open = true;
+    p.device_need = dev_scratch_plan;
+    p.device = &s->dev;
+    rc = memory_budget(o, &p.memory_bytes, e);
     if (rc == ERR_OK)
         rc = fit_memory(s, o, &p, e);
     if (rc != ERR_OK)
         return rc;
-    struct dev_options dev = {
-        .name = o->device ? o->device : "cpu", .isa = o->isa, .n_threads = o->n_threads, .mem = &d0->mem};
-    rc = dev_open(&s->dev, &dev, e);
-    if (rc != ERR_OK)
-        return rc;
-    s->dev_open = true;
     struct load_options load = {.spec = s->spec, .progress = o->progress};
     rc = weights_load(&s->weights, s->spec->graph, s->ckpt, &s->dev, &load, e);
     if (rc != ERR_OK)

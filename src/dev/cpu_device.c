@@ -339,6 +339,7 @@ const struct d0_device_api *cpu_device_api(void)
         .bind = cpu_bind,
         .run = cpu_run,
         .read_output = cpu_read_output,
+        .scratch_need = cpu_scratch_need,
     };
     return &api;
 }

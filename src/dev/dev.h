@@ -54,6 +54,11 @@ bool dev_can_copy(const struct dev *d);
 int dev_wait(struct dev *d, struct d0_queue *q, uint64_t timeout_ns, struct err *e);
 bool dev_supports(struct dev *d, const struct d0_part *part, uint32_t node, char *reason,
                   size_t reason_bytes);
+/* Bytes that compiling the part would take beyond its scratch_bytes; 0 where the device does not say. */
+int dev_scratch_need(struct dev *d, const struct d0_part *part, uint64_t *bytes, struct err *e);
+/* The same as a function for plan_options.device_need: context is a struct dev. */
+int dev_scratch_plan(void *context, const struct d0_part *part, uint64_t *bytes, struct err *e);
+bool dev_says_scratch(const struct dev *d);
 int dev_compile(struct dev *d, const struct d0_part *part, struct d0_exec **out, struct err *e);
 void dev_exec_free(struct dev *d, struct d0_exec *x);
 int dev_bind(struct dev *d, struct d0_exec *x, uint32_t value, struct d0_buffer *b, uint64_t off,

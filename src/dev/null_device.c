@@ -298,6 +298,14 @@ static int null_supports(struct d0_device *d, const struct d0_part *p, uint32_t 
     return part_node_check(p, node, reason, reason_bytes);
 }
 
+static int null_scratch_need(struct d0_device *d, const struct d0_part *p, uint64_t *bytes,
+                             struct d0_status *st)
+{
+    (void)d;
+    *bytes = 0;
+    return part_check(p, st);
+}
+
 static void null_exec_destroy(struct d0_device *d, struct d0_exec *x)
 {
     if (!x)
@@ -464,6 +472,7 @@ const struct d0_device_api *null_device_api(void)
         .bind = null_bind,
         .run = null_run,
         .read_output = null_read_output,
+        .scratch_need = null_scratch_need,
     };
     return &api;
 }

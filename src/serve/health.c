@@ -63,6 +63,13 @@ const char *not_ready(struct serve *s, char *buf, size_t bytes)
 
 static void write_memory(struct json_writer *w, const struct serve *s)
 {
+    static const struct {
+        const char *key;
+        enum mem_tag tag;
+    } held[] = {{"held_weights_bytes", MEM_WEIGHTS},
+                {"held_kv_bytes", MEM_KV},
+                {"held_scratch_bytes", MEM_SCRATCH},
+                {"held_device_bytes", MEM_KERNELS}};
     uint64_t rss, peak, kv, scratch;
     process_memory(0, &rss, &peak);
     engine_memory(s->engine, &kv, &scratch);
@@ -75,6 +82,8 @@ static void write_memory(struct json_writer *w, const struct serve *s)
         json_write_null(w);
     json_put_u64(w, "predicted_kv_bytes", kv);
     json_put_u64(w, "predicted_scratch_bytes", scratch);
+    for (size_t i = 0; i < ARRAY_LEN(held); i++)
+        json_put_u64(w, held[i].key, atomic_load(&s->d0->mem.live[held[i].tag]));
     json_put_u64(w, "measured_rss_bytes", rss);
     json_put_u64(w, "measured_peak_rss_bytes", peak);
     json_end_object(w);

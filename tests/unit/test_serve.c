@@ -663,6 +663,7 @@ static void pages_of_the_service(void **state)
     int status;
     char *text;
     arena_init(&a, NULL, MEM_MISC);
+    mem_account(&s->d0.mem, MEM_KERNELS, 4321);
     start(s, (struct serve_options){.predicted_bytes = 12345});
     text = get(s, "/v1/models", &status);
     assert_string_equal(text_at(parse(&a, text), "data.0.id"), "tiny");
@@ -680,6 +681,8 @@ static void pages_of_the_service(void **state)
     assert_int_equal(int_at(v, "kv_pages.total"), 2048);
     assert_int_equal(int_at(v, "memory.predicted_bytes"), 12345);
     assert_int_equal(int_at(v, "memory.predicted_kv_bytes"), 2048000);
+    assert_int_equal(int_at(v, "memory.held_device_bytes"), 4321);
+    assert_int_equal(int_at(v, "memory.held_weights_bytes"), 0);
     assert_true(int_at(v, "memory.measured_rss_bytes") > 1000000);
     assert_true(int_at(v, "engine.steps") >= 1); /* the canary */
     text = get(s, "/", &status);
