@@ -87,6 +87,7 @@ static void write_probe(struct json_writer *w, const struct compare_probe *p)
     json_put_string(w, "state", compare_state_name(p->state));
     json_put_u64(w, "rows", p->rows);
     json_put_u64(w, "width", p->width);
+    json_put_u64(w, "rows_excluded", p->rows_excluded);
     json_put_f64(w, "cosine", p->cosine);
     json_put_f64(w, "relative_l2", p->relative_l2);
     json_put_f64(w, "worst_row_relative_l2", p->worst_row);
@@ -101,6 +102,7 @@ static void write_probe(struct json_writer *w, const struct compare_probe *p)
     json_put_f64(w, "limit", p->limit);
     json_put_string(w, "operators", p->operators);
     json_put_string(w, "fed_with", p->inputs);
+    json_put_string(w, "weights", p->weights);
     json_put_string(w, "why", p->why);
     json_end_object(w);
 }
@@ -133,6 +135,9 @@ static int print_json(const struct compare_arguments *a, const struct compare_re
     json_put_u64(&w, "not_judged", r->not_judged);
     json_put_string(&w, "first_wrong", r->first_wrong ? r->first_wrong->name : NULL);
     json_put_string(&w, "last_right", r->first_wrong && r->last_right ? r->last_right->name : NULL);
+    json_put_u64(&w, "choices", r->choices);
+    json_put_u64(&w, "choices_unknown", r->choices_unknown);
+    json_put_u64(&w, "near_ties", r->near_ties);
     json_key(&w, "logits");
     if (r->logits) {
         json_begin_object(&w);
@@ -218,6 +223,11 @@ static void print_text(const struct compare_arguments *a, const struct compare_r
     if (r->n_only_reference || r->n_only_other)
         printf("; %zu only in the reference, %zu only in the other", r->n_only_reference, r->n_only_other);
     printf("%s\n", r->identical ? "; every bit is equal" : "");
+    if (r->near_ties)
+        printf(
+            "%zu rows of the reference hang on a choice that was nearly a tie: they are not judged where it "
+            "matters\n",
+            r->near_ties);
     if (r->logits)
         printf("logits: KL mean %.3g, largest %.3g; best token agrees at %.1f %% of positions, %.1f %% of "
                "the best 5\n",

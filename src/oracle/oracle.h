@@ -97,6 +97,7 @@ struct compare_probe {
     int32_t layer; /* -1: none, or not known */
     enum compare_state state;
     uint64_t rows, width;
+    uint64_t rows_excluded;  /* of them: their choice of experts or keys is nearly a tie in the reference */
     uint64_t different_bits; /* elements */
     uint64_t not_finite, reference_not_finite;
     double cosine, relative_l2, nmse, max_abs;
@@ -106,6 +107,7 @@ struct compare_probe {
     double limit;
     const char *operators; /* "linear", or "rope, kv_store, attention"; NULL: two traces */
     const char *inputs;    /* probes that were fed */
+    const char *weights;   /* that these operators read, or "" */
     uint32_t n_operators;
     const char *why;
 };
@@ -119,6 +121,9 @@ struct compare_result {
     const char **only_reference, **only_other; /* names without a counterpart */
     size_t n_only_reference, n_only_other;
     const struct compare_probe *first_wrong, *last_right; /* before first_wrong; NULL: none */
+    size_t choices,
+        choices_unknown; /* operators that choose; those whose margin the reference does not tell */
+    size_t near_ties;    /* rows of the reference where a known one is nearly a tie */
     bool logits;
     double mean_kl, max_kl;         /* nats, reference to the other */
     double top1_share, top_k_share; /* of positions; of the COMPARE_TOP_K best of the reference */
@@ -135,6 +140,11 @@ int oracle_compare(const char *reference, const char *other, struct arena *arena
  * errors do not add up. N007 with the first one that is wrong, one for each kind of operators. */
 int oracle_compare_model(const struct oracle_model *m, const char *reference, struct arena *arena,
                          struct compare_result *out, struct findings *f, struct err *e);
+
+/* Which rows of a reference hang on a choice that was nearly a tie, as far as it holds what was chosen by:
+ * rows[n] of its n tokens, 1 for those. ERR_MISMATCH where it has another number of tokens. */
+int oracle_near_ties(const struct oracle_model *m, const char *reference, uint8_t *rows, size_t n,
+                     struct err *e);
 
 /* ---- drift: does the error grow with the position? ---- */
 struct drift_options {

@@ -16,6 +16,7 @@
 #include "host/host.h"
 
 #define ACTIVATIONS_MOST ((uint64_t)1 << 30) /* kept free for them, of a large memory */
+#define READERS          4u /* threads that read a weight: they wait more than they work; see bench/NOTES.md */
 
 /* ---- opening ---- */
 
@@ -481,6 +482,25 @@ static int check_support(const struct stream *s, size_t piece, struct err *e)
     return rc;
 }
 
+/* Without them one thread reads: only speed is lost. */
+static void open_readers(struct stream *s, size_t first)
+{
+    bool choice = false;
+    for (size_t i = first; i < s->n_pieces; i++)
+        choice |= s->pieces[i].places > 0;
+    if (load_readers_open(&s->ahead_readers, READERS, NULL))
+        s->ahead_readers = NULL;
+    if (choice && load_readers_open(&s->choice_readers, READERS, NULL))
+        s->choice_readers = NULL;
+}
+
+static void close_readers(struct stream *s)
+{
+    load_readers_close(s->ahead_readers);
+    load_readers_close(s->choice_readers);
+    s->ahead_readers = s->choice_readers = NULL;
+}
+
 int stream_run(struct stream *s, size_t first, const struct stream_io *io, struct err *e)
 {
     struct loop l = {.s = s, .io = io};
@@ -495,8 +515,10 @@ int stream_run(struct stream *s, size_t first, const struct stream_io *io, struc
     int rc = ERR_OK;
     for (size_t i = first; rc == 0 && i < s->n_pieces; i++)
         rc = check_support(s, i, e);
+    open_readers(s, first);
     if (rc == 0)
         rc = run_pieces(&l, first, e);
+    close_readers(s);
     for (unsigned k = 0; k < 2; k++) {
         stream_part_free(&l.parts[k]);
         if (l.slots.memory[k])

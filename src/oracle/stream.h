@@ -49,6 +49,9 @@ struct stream {
     size_t n_pieces, capacity;
     struct d0_buffer **states; /* by value: of the group that runs */
     const uint8_t *alone;      /* [n_tokens] 1: a step of its own, as in decoding; NULL: none. The caller's */
+    /* Threads that read: of what is read ahead, and of chosen experts, since both may go on at a time. NULL:
+     * one thread alone. */
+    struct load_readers *ahead_readers, *choice_readers;
     struct oracle_cost cost;
 };
 
