@@ -52,15 +52,6 @@ struct against {
 
 /* ---- what the trace knows ---- */
 
-static const struct trace_tensor *find_known(const struct against *a, uint32_t v)
-{
-    char name[256];
-    const struct trace_tensor *t = NULL;
-    if (v == graph_result(a->g))
-        t = trace_find(a->t, TRACE_LOGITS);
-    return t ? t : trace_find(a->t, stream_name(&a->stream, v, name, sizeof name));
-}
-
 /* false: a finding says why this is a trace of another model. */
 static bool find_all_known(struct against *a)
 {
@@ -68,7 +59,7 @@ static bool find_all_known(struct against *a)
         for (uint32_t k = 0; !a->stream.positional[i] && k < a->g->nodes[i].n_outputs; k++) {
             uint32_t v = a->g->nodes[i].outputs[k];
             const struct d0_value *x = &a->g->values[v];
-            const struct trace_tensor *t = find_known(a, v);
+            const struct trace_tensor *t = oracle_trace_of(a->t, a->g, v);
             if (!t || x->n_dims != 2)
                 continue;
             if (t->width != (uint64_t)x->dims[1] || (t->dtype == D0_I32) != (x->dtype == D0_I32)) {

@@ -146,14 +146,6 @@ static int find_kept(struct recording *r, struct err *e)
 
 /* ---- values in the trace ---- */
 
-/* What a layer gives has the layer's name, whose last part is its number. */
-static bool layer_result(const struct graph_value_info *info)
-{
-    char number[16];
-    snprintf(number, sizeof number, ".%d", info->layer);
-    return info->layer >= 0 && str_ends(info->name, number);
-}
-
 static bool listed(const char *list, const char *name, bool *used)
 {
     for (size_t at = 0, k = 0; list[at]; k++) {
@@ -187,7 +179,7 @@ static bool is_probe(const struct recording *r, uint32_t v, bool *used)
         return false;
     if (!strcmp(probes, "all"))
         return true;
-    return strcmp(probes, "layers") ? listed(probes, info->name, used) : layer_result(info);
+    return strcmp(probes, "layers") ? listed(probes, info->name, used) : stream_layer_result(info);
 }
 
 /* Does a node beyond the last layer of this run read it? */
