@@ -381,6 +381,7 @@ void section_numerics(struct strbuf *b, const struct report *r)
                            "agree with this program's own "
                            "reference kernels and with nothing else: self-consistent.</p>\n");
         piece_table(b, facts);
+        drift_part(b, fact(facts, "drift"));
         strbuf_puts(b, "<dl class=\"kv\">\n");
         html_pair(b, "Same bits", fact_text(bits, "evidence"));
         html_pair(b, "Payload", fact_text(facts, "payload.evidence"));

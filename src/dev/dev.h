@@ -47,6 +47,10 @@ int dev_copy_in(struct dev *d, struct d0_queue *q, struct d0_buffer *b, uint64_t
                 uint64_t n, struct err *e);
 int dev_copy_out(struct dev *d, struct d0_queue *q, const struct d0_buffer *b, uint64_t off, void *host,
                  uint64_t n, struct err *e);
+/* Within the device, between two buffers; ERR_UNSUPPORTED where dev_can_copy is false. */
+int dev_copy(struct dev *d, struct d0_queue *q, struct d0_buffer *to, uint64_t to_off,
+             const struct d0_buffer *from, uint64_t from_off, uint64_t n, struct err *e);
+bool dev_can_copy(const struct dev *d);
 int dev_wait(struct dev *d, struct d0_queue *q, uint64_t timeout_ns, struct err *e);
 bool dev_supports(struct dev *d, const struct d0_part *part, uint32_t node, char *reason,
                   size_t reason_bytes);

@@ -264,15 +264,37 @@ int stream_want(struct stream *s, size_t first_piece, uint32_t value, struct err
     BUG("no piece makes %s", s->g->info[value].name);
 }
 
-const char *stream_name(const struct stream *s, uint32_t value, char *buf, size_t bytes)
+static const char *output_name(const struct graph *g, uint32_t maker, uint32_t value, char *buf, size_t bytes)
 {
-    const uint32_t at = s->maker[value];
-    for (uint32_t k = 1; at != D0_NO_VALUE && k < s->g->nodes[at].n_outputs; k++)
-        if (s->g->nodes[at].outputs[k] == value) {
-            snprintf(buf, bytes, "%s:%u", s->g->info[value].name, k);
+    for (uint32_t k = 1; maker != D0_NO_VALUE && k < g->nodes[maker].n_outputs; k++)
+        if (g->nodes[maker].outputs[k] == value) {
+            snprintf(buf, bytes, "%s:%u", g->info[value].name, k);
             return buf;
         }
-    return s->g->info[value].name;
+    return g->info[value].name;
+}
+
+const char *stream_name(const struct stream *s, uint32_t value, char *buf, size_t bytes)
+{
+    return output_name(s->g, s->maker[value], value, buf, bytes);
+}
+
+bool stream_layer_result(const struct graph_value_info *info)
+{
+    char number[16];
+    snprintf(number, sizeof number, ".%d", info->layer);
+    return info->layer >= 0 && str_ends(info->name, number);
+}
+
+const struct trace_tensor *oracle_trace_of(const struct trace *t, const struct graph *g, uint32_t value)
+{
+    char name[256];
+    const struct trace_tensor *x = value == graph_result(g) ? trace_find(t, TRACE_LOGITS) : NULL;
+    uint32_t maker = D0_NO_VALUE;
+    for (uint32_t i = 0; !x && i < g->n_nodes; i++)
+        for (uint32_t k = 0; k < g->nodes[i].n_outputs; k++)
+            maker = g->nodes[i].outputs[k] == value ? i : maker;
+    return x ? x : trace_find(t, output_name(g, maker, value, name, sizeof name));
 }
 
 /* ---- states ---- */

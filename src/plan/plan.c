@@ -162,7 +162,7 @@ static int plan_step(const struct spec *s, const struct plan_options *o, struct 
     if (!rc) {
         out->pages = sat_add(ceil_div(context, s->page_tokens), seqs - 1);
         out->scratch = copy->scratch_bytes;
-        out->fixed = sat_add(PLAN_PROGRAM, sat_mul(s->state_bytes, seqs));
+        out->fixed = sat_add(PLAN_PROGRAM, sat_mul(s->state_bytes, sat_add(seqs, o->snapshots)));
         for (uint32_t i = 0; i < copy->n_values && !rc; i++) {
             uint64_t bytes;
             bool counts = copy->values[i].kind == D0_VALUE_INPUT || copy->values[i].kind == D0_VALUE_OUTPUT;

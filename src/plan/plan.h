@@ -15,6 +15,7 @@ struct plan_layout {
 struct plan_options {
     uint64_t memory_bytes;                        /* per rank, what may be used */
     uint32_t max_step_tokens, max_seqs, max_rows; /* 0: 512, 1, max_seqs */
+    uint32_t snapshots;      /* recurrent states kept beside those of max_seqs; 0: none */
     uint64_t context_tokens; /* KV capacity wanted, tokens over all sequences; 0: max_positions */
     uint64_t request_tokens; /* the longest request; 0: what the capacity and the model allow */
     /* What the device sets aside for the part of the largest step beyond its scratch, in bytes

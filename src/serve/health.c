@@ -153,6 +153,12 @@ void write_metrics(struct strbuf *out, struct serve *s)
                  e.sched.pages_free);
     metric_value(out, "day0_kv_pages_cached", "gauge", "Free KV pages that hold a known prefix",
                  e.sched.pages_cached);
+    metric_value(out, "day0_state_snapshots_total", "gauge", "Recurrent states that can be kept",
+                 e.sched.snapshots_total);
+    metric_value(out, "day0_state_snapshots_kept", "gauge", "Recurrent states kept behind a known prefix",
+                 e.sched.snapshots_kept);
+    metric_value(out, "day0_state_snapshot_hits_total", "counter", "Requests that began from a kept state",
+                 (double)e.sched.snapshot_hits);
     metric_value(out, "day0_prompt_tokens_total", "counter", "Prompt tokens of accepted requests",
                  (double)m->prompt_tokens);
     metric_value(out, "day0_generated_tokens_total", "counter", "Tokens generated for clients",

@@ -505,7 +505,7 @@ static void test_plugins(void **state)
     assert_int_equal(dev_open(&d, &(struct dev_options){.name = PLUGIN("bad_comm")}, &e), ERR_FORMAT);
     assert_non_null(strstr(e.message, "d0_device_plugin"));
     assert_int_equal(dev_open(&d, &(struct dev_options){.name = PLUGIN("old_device")}, &e), ERR_UNSUPPORTED);
-    assert_non_null(strstr(e.message, "ABI version 2"));
+    assert_non_null(strstr(e.message, "ABI version 3"));
     assert_int_equal(
         dev_open(&d, &(struct dev_options){.name = PLUGIN("bad_device"), .arguments = "open"}, &e),
         ERR_DEVICE);
