@@ -266,7 +266,7 @@ static int open_family(struct family *f, struct err *e)
     if (rc == 0)
         rc = tiny_write_halves(&f->t, f->dir, &f->d0, e);
     if (rc == 0)
-        rc = tiny_model_open_as(&f->m, f->dir, D0_BF16, &f->d0, e);
+        rc = tiny_model_open_pages(&f->m, f->dir, D0_BF16, &f->d0, e);
     return rc;
 }
 
