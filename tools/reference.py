@@ -39,9 +39,9 @@ ALIASES = [
     (r"(.*\.mlp)\.add", r"\1"),
     (r"(.*\.shared_experts?)\.act", r"\1.down_proj:in"),
     (r"(.*\.layers\.\d+)\.add", r"\1.post_attention_layernorm:in"),
-    (r"(.*)\.route", r"\1.gate.topk"),
-    (r"(.*)\.route", r"\1.router.topk"),
-    (r"(.*)\.route", r"\1.topk"),
+    (r"(.*)\.chosen", r"\1.gate.topk"),
+    (r"(.*)\.chosen", r"\1.router.topk"),
+    (r"(.*)\.chosen", r"\1.topk"),
 ]
 
 
@@ -330,7 +330,7 @@ def row_errors(got, want):
 def record_halves(a, family):
     tiny = common.read(family)
     path = os.path.join(a.out, family + ".safetensors")
-    golden = {k: torch.from_numpy(x.copy()) for k, (_, x) in files.read(path).items() if not k.endswith(".route")}
+    golden = {k: torch.from_numpy(x.copy()) for k, (_, x) in files.read(path).items() if not k.endswith(".chosen")}
     ids = golden.pop("token_ids").tolist()
     inputs = {}
     with tempfile.TemporaryDirectory() as top:

@@ -169,7 +169,7 @@ class Model:
             for e, p in zip(order[:k], part * c["routed_scaling_factor"]):
                 w1, w3, w2 = w[e]
                 y[t] += p * (w2 @ self.situ(w1 @ z[t], w3 @ z[t]))
-        self.keep(at + ".route", chosen)
+        self.keep(at + ".chosen", chosen)
         self.keep(at + ".moe", y)
         if c["latent_moe_use_norm"]:
             y = self.norm(y, at + ".routed_expert_norm", c["rms_norm_eps"])

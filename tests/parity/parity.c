@@ -571,8 +571,6 @@ static int open_family(struct family *f, const char *name, struct err *e)
         rc = tiny_write(&f->t, f->dir, &f->d0, e);
     if (rc == 0)
         rc = tiny_model_open(&f->m, f->dir, &f->d0, e);
-    if (rc == 0)
-        recorded_show_choices(f->m.s->graph);
     if (rc == 0 && findings_failed(&f->m.f))
         rc = err_set(e, ERR_FORMAT, "%s: %s", f->m.f.items[0].subject, f->m.f.items[0].evidence);
     if (rc == 0 && f->m.s->n_unread)
@@ -582,6 +580,8 @@ static int open_family(struct family *f, const char *name, struct err *e)
         rc = reference_open(&f->reference, path, e);
     if (rc == 0)
         rc = find_near_ties(f, path, e);
+    if (rc == 0)
+        rc = recorded_show_choices(f->m.s->graph, e);
     snprintf(path, sizeof path, TREE "/golden/%s.short.safetensors", name);
     if (rc == 0)
         rc = reference_open(&f->brief, path, e);
@@ -693,7 +693,7 @@ static int print_probes(const char *dir, struct err *e)
     struct tiny_model m;
     int rc = tiny_model_open(&m, dir, &d0, e);
     if (rc == 0)
-        recorded_show_choices(m.s->graph);
+        rc = recorded_show_choices(m.s->graph, e);
     for (uint32_t i = 0; rc == 0 && i < m.s->graph->n_values; i++) {
         const struct graph_value_info *v = &m.s->graph->info[i];
         if (v->probe)

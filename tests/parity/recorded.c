@@ -6,6 +6,7 @@
 #include "recorded.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -45,7 +46,7 @@ double probe_error(const struct reference_probe *p, size_t row, const float *got
 
 bool recorded_is_choice(const char *name)
 {
-    static const char end[] = ".route";
+    static const char end[] = ".chosen";
     size_t n = strlen(name);
     return n >= sizeof end && strcmp(name + n - (sizeof end - 1), end) == 0;
 }
@@ -60,11 +61,19 @@ void recorded_sort_choice(float *ids, size_t n)
         }
 }
 
-void recorded_show_choices(struct graph *g)
+int recorded_show_choices(struct graph *g, struct err *e)
 {
-    for (uint32_t i = 0; i < g->n_nodes; i++)
-        if (g->nodes[i].op == D0_OP_ROUTE)
-            g->info[g->nodes[i].outputs[0]].probe = true;
+    for (uint32_t i = 0; i < g->n_nodes; i++) {
+        if (g->nodes[i].op != D0_OP_ROUTE)
+            continue;
+        struct graph_value_info *v = &g->info[g->nodes[i].outputs[0]];
+        char name[256];
+        snprintf(name, sizeof name, "%.*s.chosen", (int)(strrchr(v->name, '.') - v->name), v->name);
+        if (!(v->name = arena_strdup(&g->arena, name)))
+            return err_set(e, ERR_NOMEM, "no memory for a name");
+        v->probe = true;
+    }
+    return ERR_OK;
 }
 
 /* ---- piece by piece ---- */

@@ -13,11 +13,11 @@ double row_error(const float *got, const float *want, size_t n);
 /* The same of one row of a probe. A row of one value has no norm: a product that happens to cancel would be
  * measured by what is left of it. It is measured by the root mean square of all rows. */
 double probe_error(const struct reference_probe *p, size_t row, const float *got);
-/* Experts that a router chose, "...route": a set, in whatever order its ids come; as a probe, ascending. */
+/* Experts that a router chose, "...chosen": a set, in whatever order its ids come; as a probe, ascending. */
 bool recorded_is_choice(const char *name);
 void recorded_sort_choice(float *ids, size_t n);
-/* Makes the choices of routers probes of g. */
-void recorded_show_choices(struct graph *g);
+/* Makes the choices of routers probes of g, "NAME.chosen" where the value is called "NAME.route". */
+int recorded_show_choices(struct graph *g, struct err *e);
 /* NULL: not recorded. */
 const struct reference_probe *recorded_probe(const struct reference *r, const char *name);
 
