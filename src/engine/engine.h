@@ -186,11 +186,15 @@ int engine_step(struct engine *x, const struct step_plan *plan, size_t plan_byte
 size_t engine_result_bytes(const struct engine_limits *l, bool with_logits);
 
 /* After a step of an engine opened with probes: number of probes, name, and the value's rows of that step as
- * float32. */
+ * float32 (int32 values, ids of experts, as the nearest float32). */
 size_t engine_probes(const struct engine *x);
 const char *engine_probe_name(const struct engine *x, size_t i);
 int engine_probe_read(struct engine *x, size_t i, float *out, size_t cap, size_t *rows, size_t *width,
                       struct err *e);
+/* What one slot of a recurrent state of this name holds after the last step: its float32 values as
+ * include/day0/ops.def lays them out, *n of them. ERR_MISSING: the graph has no such state. */
+int engine_slot_read(struct engine *x, const char *state, uint32_t slot, float *out, size_t cap, size_t *n,
+                     struct err *e);
 /* Input of a slice: [n_tokens, hidden] float32 for the next step's HIDDEN input number `i` (0 for the
  * residual stream). */
 int engine_set_hidden(struct engine *x, uint32_t i, const float *data, size_t n_tokens, size_t width,
