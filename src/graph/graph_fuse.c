@@ -30,26 +30,6 @@ void fuse_DELTA_CHUNKED(struct fuse *f)
     (void)f;
 }
 
-void fuse_QKV(struct fuse *f)
-{
-    (void)f;
-}
-
-void fuse_GATE_UP(struct fuse *f)
-{
-    (void)f;
-}
-
-void fuse_NORM_RESIDUAL(struct fuse *f)
-{
-    (void)f;
-}
-
-void fuse_NORM_ROPE_STORE(struct fuse *f)
-{
-    (void)f;
-}
-
 bool fuse_private(const struct fuse *f, uint32_t v)
 {
     const struct graph_value_info *info = &f->g->info[v];
