@@ -167,6 +167,10 @@ static int serve_session(struct serve_arguments *a, struct session *session, con
         const char *host = a->serve.host ? a->serve.host : "127.0.0.1";
         log_line(&d0->log, LOG_INFO, "serve", "listening on http://%s:%u, context %u tokens", host,
                  serve_port(s), session->context);
+        char fusions[FUSIONS_TEXT];
+        log_line(&d0->log, LOG_INFO, "serve", "%s; fusions: %s",
+                 engine_exact(session->engine) ? "exact" : "not exact",
+                 fusions_format(engine_fusions(session->engine), fusions, sizeof fusions));
         rc = serve_run(s, e);
     }
     pthread_kill(waiter.thread, SIGTERM); /* if no signal came, this ends the waiter */
