@@ -48,7 +48,7 @@ same() { if [ "$2" = "$3" ]; then ok "$1"; else not_ok "$1" "got '$2', expected 
 adapt 0 "fusions" "$model" --reference "$reference"
 for f in qkv gate_up norm_residual norm_rope_store; do
     same "fusions: $f is on" "$(fusion $f on)" true
-    same "fusions: $f gave the same bits" "$(fusion $f measured)" 0
+    same "fusions: $f gave the same bits" "$(fusion $f measured)" 0.0
 done
 says "fusions: the page shows them" 'norm_residual</td>.*</i>on</span>' "$report/index.html"
 adapt 0 "fusions: one is asked for" "$model" --reference "$reference" --fuse qkv
