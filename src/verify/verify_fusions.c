@@ -231,7 +231,7 @@ static void conclude(struct trial *t, enum fusion f, bool wanted, struct finding
                  info->exactness == FUSION_BOUNDED ? "changes bits: only where --fuse names it"
                                                    : "not among --fuse");
     if (v->broken)
-        finding_add(findings, FINDING_N009, info->name, "%s; %u nodes stay as described", v->reason,
+        finding_add(findings, FINDING_N010, info->name, "%s; %u nodes stay as described", v->reason,
                     v->nodes);
 }
 
