@@ -59,6 +59,7 @@ struct adapt_options {
     const char *arch_path;           /* --arch FILE */
     const char *device, *isa;        /* NULL: cpu, fast */
     const char *comm;                /* NULL: self */
+    const char *fuse; /* fusions wanted, as fusions_parse() takes them; NULL: all that change no bit */
     unsigned n_threads;
     uint64_t memory_bytes;   /* 0: what the host has available */
     uint32_t context;        /* KV capacity per request; 0: min(model's limit, 4096) */

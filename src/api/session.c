@@ -117,7 +117,9 @@ static int open_engine(struct session *s, const struct session_options *o, struc
     p.request_tokens = s->context;
     struct dev_options dev = {
         .name = o->device ? o->device : "cpu", .isa = o->isa, .n_threads = o->n_threads, .mem = &d0->mem};
-    int rc = dev_open(&s->dev, &dev, e);
+    int rc = fusions_parse(o->fuse, &p.fusions, e);
+    if (rc == ERR_OK)
+        rc = dev_open(&s->dev, &dev, e);
     if (rc != ERR_OK)
         return rc;
     s->dev_open = true;
@@ -133,7 +135,7 @@ static int open_engine(struct session *s, const struct session_options *o, struc
     if (rc != ERR_OK)
         return rc;
     uint32_t page = s->spec->page_tokens;
-    struct engine_options eo = {.mem = &d0->mem};
+    struct engine_options eo = {.fusions = p.fusions, .mem = &d0->mem};
     eo.limits = (struct engine_limits){.max_tokens = p.max_step_tokens,
                                        .max_seqs = p.max_seqs,
                                        .max_rows = p.max_rows,

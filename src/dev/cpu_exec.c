@@ -388,6 +388,8 @@ static double work_of(const struct cpu_node *n, const struct kern_args *a)
     double rows = (double)a->n_rows;
     switch (n->variant->op) {
     case D0_OP_LINEAR:
+    case D0_OP_QKV: /* of one piece: what would run alone by itself runs alone */
+    case D0_OP_GATE_UP:
         return rows * (double)a->k * (double)a->n;
     case D0_OP_GROUP_LINEAR:
         return rows * (double)a->in_dims[1][0] * (double)a->in_dims[1][1];

@@ -9,7 +9,9 @@
  * NaN, so that their rows, pages, slots and snapshots are full of NaN, and so are the pages that nobody has
  * written. Before each mix a step of nothing but that token fills slots, snapshots and the rows of every
  * activation. Then the scheduler runs the texts with its prefix cache. Some families run a second time with
- * pages of BF16 or F16: one for each operator that keeps keys.
+ * pages of BF16 or F16: one for each operator that keeps keys. The
+ * yardstick is the graph as described; mixes on 2 threads and the scheduler run with every fusion that claims
+ * equal bits.
  * Refuses: any tolerance, and a yardstick that is not finite.
  *
  *   bits [--only FAMILY]
@@ -66,6 +68,7 @@ static const struct {
 
 struct tap {
     unsigned n, failed;
+    uint32_t fusions; /* seen in some family */
 };
 
 struct text {
@@ -96,6 +99,7 @@ struct seen {
     uint32_t batches, chunks, threads; /* masks */
     uint32_t behind_prefix;            /* mixes */
     uint64_t rows, bad_rows;
+    uint32_t fusions; /* that changed a node */
     char difference[256];
 };
 
@@ -603,8 +607,12 @@ static int run_threads(struct family *f, enum kern_isa isa, uint32_t threads, co
                        struct seen *seen, struct served *served, struct err *e)
 {
     const struct dev_options o = {.name = "cpu", .isa = kern_isa_name(isa), .n_threads = threads};
-    const struct runner_size size = {
-        .tokens = TOKENS, .seqs = SEQS, .rows = TOKENS, .context = CONTEXT, .snapshots = SNAPSHOTS};
+    const struct runner_size size = {.tokens = TOKENS,
+                                     .seqs = SEQS,
+                                     .rows = TOKENS,
+                                     .context = CONTEXT,
+                                     .snapshots = SNAPSHOTS,
+                                     .fusions = threads == THREADS ? fusions_exact() : 0};
     struct runner r = {.x = NULL};
     struct mix m = {.f = f, .r = &r, .seen = seen, .isa = isa};
     struct dev d;
@@ -616,6 +624,8 @@ static int run_threads(struct family *f, enum kern_isa isa, uint32_t threads, co
         rc = err_set(e, ERR_LIMIT, "pages of %u tokens are too many", engine_limits(r.x)->page_tokens);
     if (rc == 0 && engine_limits(r.x)->n_snapshots != (f->recurrent && f->cached ? SNAPSHOTS : 0))
         rc = err_set(e, ERR_MISMATCH, "the engine has %u snapshots", engine_limits(r.x)->n_snapshots);
+    if (rc == 0)
+        seen->fusions |= engine_fusions(r.x);
     if (rc == 0)
         rc = spoil_last_token(f, &d, r.weights, true, e);
     if (rc == 0 && threads == 1)
@@ -652,7 +662,7 @@ static void test_isa(struct family *f, enum kern_isa isa)
     struct seen seen = {.batches = 0};
     struct served served = {.f = f};
     uint32_t place[MIXES];
-    char name[96], detail[1400];
+    char name[96], detail[1400], fused[FUSIONS_TEXT];
     struct err e;
     int rc = ERR_OK;
     err_clear(&e);
@@ -668,8 +678,11 @@ static void test_isa(struct family *f, enum kern_isa isa)
     else if (seen.difference[0] || !all)
         snprintf(detail, sizeof detail, "%s", all ? seen.difference : "not every combination has run");
     else
-        snprintf(detail, sizeof detail, "%d mixes, %u behind a prefix, %llu rows beside %llu of NaN", MIXES,
-                 seen.behind_prefix, (unsigned long long)seen.rows, (unsigned long long)seen.bad_rows);
+        snprintf(detail, sizeof detail,
+                 "%d mixes, %u behind a prefix, %llu rows beside %llu of NaN; fused: %s", MIXES,
+                 seen.behind_prefix, (unsigned long long)seen.rows, (unsigned long long)seen.bad_rows,
+                 fusions_format(seen.fusions, fused, sizeof fused));
+    f->tap->fusions |= seen.fusions;
     result(f->tap, rc == 0 && all && !seen.difference[0], name, detail);
     if (rc)
         return;
@@ -746,6 +759,12 @@ int main(int argc, char **argv)
         if (!only || strcmp(only, narrow[i].family) == 0)
             test_family(&tap, narrow[i].family, narrow[i].kv_dtype);
     arena_release(&arena);
+    const uint32_t all = FUSION_BIT(FUSION_QKV) | FUSION_BIT(FUSION_GATE_UP) |
+                         FUSION_BIT(FUSION_NORM_RESIDUAL) | FUSION_BIT(FUSION_NORM_ROPE_STORE);
+    char text[FUSIONS_TEXT];
+    if (!only)
+        result(&tap, (tap.fusions & all) == all, "fusions seen",
+               fusions_format(tap.fusions, text, sizeof text));
     printf("1..%u\n", tap.n);
     return tap.failed || tap.n == 0;
 }
