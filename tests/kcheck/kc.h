@@ -38,6 +38,8 @@ struct kc_case {
     uint32_t op;
     uint32_t dtype;     /* of the variant's weights or pages */
     bool large;         /* one shape of useful size, to be timed, not judged */
+    bool bounded;       /* a form whose bits depend on the batch: smaller ones are judged, not compared */
+    bool same_forms;    /* attribute `form` 0 and 1 must give the same bits */
     struct kern_args a; /* sizes, attributes and types; addresses come with the run */
     struct kc_array in[D0_MAX_NODE_INPUTS];
     struct kc_array out[2];          /* only bytes and row_bytes; the second: bytes 0 where there is none */
@@ -106,8 +108,10 @@ struct kc_paged {
     int64_t tokens;
     int32_t *positions, *seq_of, *table;
 };
-/* Sizes, then positions (input `first`), seq_of (first + 1) and the page table (first + 2). */
+/* Sizes, then positions (input `first`), seq_of (first + 1) and the page table (first + 2). Up to 5 rows of a
+ * sequence, or `longest`. */
 void kc_paged_make(struct kc_case *c, unsigned first, struct kc_paged *p);
+void kc_paged_make_runs(struct kc_case *c, unsigned first, int64_t longest, struct kc_paged *p);
 /* Now and then a page that does not exist, a sequence or a position that is not there. */
 void kc_paged_break(struct kc_case *c, struct kc_paged *p);
 /* Index of (position of sequence, kv head) in pages as [slot], or -1. */
