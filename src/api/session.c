@@ -104,7 +104,9 @@ static int open_engine(struct session *s, const struct session_options *o, struc
     if (p.max_step_tokens < p.max_seqs)
         p.max_step_tokens = p.max_seqs;
     p.max_rows = p.max_seqs;
-    int rc = memory_budget(o, &p.memory_bytes, e);
+    int rc = fusions_parse(o->fuse, &p.fusions, e);
+    if (rc == ERR_OK)
+        rc = memory_budget(o, &p.memory_bytes, e);
     if (rc == ERR_OK)
         rc = fit_memory(s, o, &p, e);
     if (rc != ERR_OK)
@@ -120,7 +122,7 @@ static int open_engine(struct session *s, const struct session_options *o, struc
     if (rc != ERR_OK)
         return rc;
     uint32_t page = s->spec->page_tokens;
-    struct engine_options eo = {.mem = &d0->mem};
+    struct engine_options eo = {.fusions = p.fusions, .mem = &d0->mem};
     eo.limits = (struct engine_limits){.max_tokens = p.max_step_tokens,
                                        .max_seqs = p.max_seqs,
                                        .max_rows = p.max_rows,

@@ -47,6 +47,8 @@ void cli_parse(const struct argp *argp, int argc, char **argv, void *input);
 uint64_t cli_bytes(const struct argp_state *state, const char *what, const char *arg);
 int64_t cli_int(const struct argp_state *state, const char *what, const char *arg, int64_t min, int64_t max);
 uint32_t cli_kv_dtype(const struct argp_state *state, const char *arg); /* "f32" "bf16" "f16" */
+/* The text as it is, if fusions_parse() takes it. */
+const char *cli_fusions(const struct argp_state *state, const char *arg);
 double cli_number(const struct argp_state *state, const char *what, const char *arg, double min, double max);
 
 /* Prints "day0: message" with frames and hint to stderr (or {"error": ...} on stdout under --json); returns

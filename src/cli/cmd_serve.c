@@ -33,7 +33,8 @@ enum {
     KEY_NAME,
     KEY_NO_PREFIX,
     KEY_WAITING,
-    KEY_KV
+    KEY_KV,
+    KEY_FUSE
 };
 
 static const struct argp_option options[] = {
@@ -52,6 +53,8 @@ static const struct argp_option options[] = {
      2},
     {"max-waiting", KEY_WAITING, "N", 0, "queued requests beyond which new ones get 429 (default 1024)", 2},
     {"no-prefix-cache", KEY_NO_PREFIX, NULL, 0, "compute every prompt anew", 2},
+    {"fuse", KEY_FUSE, "NAMES", 0,
+     "fusions to apply: names with commas, all or none (default: all that change no bit)", 2},
     {0},
 };
 
@@ -100,6 +103,9 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         break;
     case KEY_NO_PREFIX:
         a->serve.prefix_cache = false;
+        break;
+    case KEY_FUSE:
+        a->session.fuse = cli_fusions(state, arg);
         break;
     default:
         return ARGP_ERR_UNKNOWN;

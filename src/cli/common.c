@@ -8,6 +8,7 @@
 
 #include "cli/cli.h"
 #include "day0/device.h"
+#include "graph/graph.h"
 
 enum { KEY_JSON = 0x1000, KEY_ARCH, KEY_DEVICE, KEY_CPU, KEY_THREADS, KEY_MEMORY, KEY_WAIVE, KEY_ACCEPT };
 
@@ -123,6 +124,15 @@ uint32_t cli_kv_dtype(const struct argp_state *state, const char *arg)
             return types[i].dtype;
     argp_error(state, "--kv: '%s' is not one of f32, bf16, f16", arg);
     return 0;
+}
+
+const char *cli_fusions(const struct argp_state *state, const char *arg)
+{
+    struct err e = {0};
+    uint32_t mask;
+    if (fusions_parse(arg, &mask, &e) != ERR_OK)
+        argp_error(state, "--fuse: %s; %s", e.message, e.hint);
+    return arg;
 }
 
 bool cli_colour(FILE *out)

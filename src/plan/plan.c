@@ -126,6 +126,20 @@ struct step {
     uint64_t pages, scratch, fixed;
 };
 
+/* Scratch of the graph with the fusions that may be on: a device that refuses them runs it without. */
+static int fused_scratch(const struct graph *g, const int64_t *dims, uint32_t fusions, uint64_t *scratch,
+                         struct err *e)
+{
+    struct fused fused = {0};
+    int rc = graph_fuse(g, fusions, false, &fused, e);
+    if (!rc)
+        rc = graph_plan_memory(fused.graph, dims, false, e);
+    if (!rc && fused.graph->scratch_bytes > *scratch)
+        *scratch = fused.graph->scratch_bytes;
+    graph_free(fused.graph);
+    return rc;
+}
+
 static int plan_step(const struct spec *s, const struct plan_options *o, struct step *out, struct err *e)
 {
     uint64_t seqs = o->max_seqs ? o->max_seqs : 1, tokens = o->max_step_tokens ? o->max_step_tokens : 512;
@@ -152,6 +166,8 @@ static int plan_step(const struct spec *s, const struct plan_options *o, struct 
         }
     }
     graph_free(copy);
+    if (!rc && o->fusions)
+        rc = fused_scratch(s->graph, dims, o->fusions, &out->scratch, e);
     return rc ? err_ctx(e, "planning a step") : ERR_OK;
 }
 

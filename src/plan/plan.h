@@ -16,6 +16,7 @@ struct plan_options {
     uint64_t memory_bytes;                        /* per rank, what may be used */
     uint32_t max_step_tokens, max_seqs, max_rows; /* 0: 512, 1, max_seqs */
     uint64_t context_tokens; /* KV capacity wanted, tokens over all sequences; 0: max_positions */
+    uint32_t fusions; /* mask of enum fusion that may be on: room for the graph with them and without */
 };
 
 struct plan_memory { /* bytes on one rank */
