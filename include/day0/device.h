@@ -29,7 +29,7 @@ extern "C" {
 #define D0_DEVICE_ABI_VERSION 1u
 #define D0_MAX_DIMS           4
 #define D0_MAX_NODE_INPUTS    12
-#define D0_MAX_NODE_OUTPUTS   2
+#define D0_MAX_NODE_OUTPUTS   4
 #define D0_MAX_NODE_ATTRS     12
 #define D0_NO_VALUE           UINT32_MAX
 

@@ -340,6 +340,10 @@ static double work_of(const struct cpu_node *n, const struct kern_args *a)
     switch (n->variant->op) {
     case D0_OP_LINEAR:
         return rows * (double)a->k * (double)a->n;
+    case D0_OP_QKV:
+        return rows * (double)a->k * (double)(a->out_dims[0][1] + a->out_dims[1][1] + a->out_dims[2][1]);
+    case D0_OP_GATE_UP:
+        return 2 * rows * (double)a->k * (double)a->n;
     case D0_OP_GROUP_LINEAR:
         return rows * (double)a->in_dims[1][0] * (double)a->in_dims[1][1];
     case D0_OP_EXPERTS:

@@ -88,7 +88,7 @@ bool rule_same_shape(const struct d0_value *a, const struct d0_value *b)
     return a->dims[0] == b->dims[0] && a->dims[1] == b->dims[1];
 }
 
-static bool segments_divide(const struct rule *r, int64_t k)
+bool rule_segments(const struct rule *r, int64_t k)
 {
     int64_t s = rule_attr(r, D0_ATTR_SEGMENTS);
     s = s ? s : 1;
@@ -114,7 +114,7 @@ bool rule_LINEAR(const struct rule *r)
            rule_need(r, rule_is_stored(w, 0, o->dims[1], x->dims[1]),
                      "w must be f32, bf16, f16 or codes [N, K]") &&
            rule_need(r, !bias || rule_is_weight(bias, o->dims[1], 0), "bias must be f32, bf16 or f16 [N]") &&
-           segments_divide(r, x->dims[1]);
+           rule_segments(r, x->dims[1]);
 }
 
 bool rule_RMS_NORM(const struct rule *r)
@@ -128,7 +128,7 @@ bool rule_RMS_NORM(const struct rule *r)
     return rule_need(r, d > 0 && x->dims[1] % d == 0, "groups of %lld do not divide %lld", (long long)d,
                      (long long)x->dims[1]) &&
            rule_need(r, !w || rule_is_weight(w, d, 0), "w must be f32, bf16 or f16 [%lld]", (long long)d) &&
-           segments_divide(r, d);
+           rule_segments(r, d);
 }
 
 static bool pair(const struct rule *r)

@@ -39,6 +39,8 @@ bool rule_same_shape(const struct d0_value *a, const struct d0_value *b);
 bool rule_form(const struct rule *r);
 /* The attribute `function` and the numbers it takes; pair: of a gate and another value. */
 bool rule_function(const struct rule *r, bool pair);
+/* The attribute `segments` of a reduction over k values. */
+bool rule_segments(const struct rule *r, int64_t k);
 /* positions[T], seq_of[T], page_table[B, P] from input `first` on */
 bool rule_indices(const struct rule *r, uint32_t first, int64_t rows);
 /* Pages of keys and of values from input `first` on, then the three index arrays */

@@ -14,26 +14,6 @@ static void (*const passes[FUSION_N])(struct fuse *f) = {
 #undef FUSION
 };
 
-void fuse_QKV(struct fuse *f)
-{
-    (void)f;
-}
-
-void fuse_GATE_UP(struct fuse *f)
-{
-    (void)f;
-}
-
-void fuse_NORM_RESIDUAL(struct fuse *f)
-{
-    (void)f;
-}
-
-void fuse_NORM_ROPE_STORE(struct fuse *f)
-{
-    (void)f;
-}
-
 bool fuse_private(const struct fuse *f, uint32_t v)
 {
     const struct graph_value_info *info = &f->g->info[v];

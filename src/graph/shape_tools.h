@@ -35,7 +35,11 @@ bool shape_function(const struct rule *r);                          /* attribute
 bool shape_give(const struct rule *r, int64_t rows, int64_t width); /* [rows, width] float32 */
 bool shape_pair(const struct rule *r, const char *a, const char *b);
 
+/* The attribute `segments` of a reduction over k values. */
+bool shape_segments(const struct rule *r, int64_t k);
+
 /* Operators from id 11 on. */
 bool shape_rule_family(const struct rule *r);
+bool shape_rule_fused(const struct rule *r);
 
 #endif

@@ -140,7 +140,7 @@ int kern_state_input(uint32_t op, unsigned s)
         int inputs[2];
     } table[] = {
         {D0_OP_KV_STORE, {2, 3}},    {D0_OP_LATENT_STORE, {1, -1}}, {D0_OP_SHORT_CONV, {2, -1}},
-        {D0_OP_DELTA_RULE, {7, -1}}, {D0_OP_POOL_KV, {5, 6}},
+        {D0_OP_DELTA_RULE, {7, -1}}, {D0_OP_POOL_KV, {5, 6}},       {D0_OP_NORM_ROPE_STORE, {3, 4}},
     };
     for (size_t i = 0; i < ARRAY_LEN(table); i++)
         if (table[i].op == op && s < 2)

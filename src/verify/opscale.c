@@ -224,6 +224,14 @@ static bool scale_any(const struct opcase *c, const struct opresult *ref, struct
         return opscale_hyper_out(c, ref, s);
     case D0_OP_POOL_KV:
         return opscale_pool_kv(c, s);
+    case D0_OP_QKV:
+        return opscale_qkv(c, s);
+    case D0_OP_GATE_UP:
+        return opscale_gate_up(c, s);
+    case D0_OP_NORM_RESIDUAL:
+        return opscale_norm_residual(c, ref, s);
+    case D0_OP_NORM_ROPE_STORE:
+        return opscale_norm_rope_store(c, s);
     default:
         return scale_rows(c, ref, s);
     }

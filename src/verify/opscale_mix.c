@@ -47,26 +47,6 @@ static struct sum row_times(const struct experts *m, uint32_t i, uint32_t bias, 
     return s;
 }
 
-static struct opscaled between(const struct experts *m, double g, double u)
-{
-    return m->pair ? opact_pair(&m->c->shape, g, u) : opact(&m->c->shape, g);
-}
-
-/* How far the activation moves, in its own units, when g or u does: what an error of a sum becomes. At least
- * the activation's own natural scale. */
-static double reach(const struct experts *m, double g, double u, double by_g, double by_u)
-{
-    const double step = 0x1p-20;
-    struct opscaled h = between(m, g, u);
-    double far[2] = {0, 0};
-    for (int sign = -1; sign <= 1; sign += 2) {
-        far[0] = fmax(far[0], fabs(between(m, g + sign * step * by_g, u).value - h.value) / step);
-        if (m->pair)
-            far[1] = fmax(far[1], fabs(between(m, g, u + sign * step * by_u).value - h.value) / step);
-    }
-    return fmax(h.scale, far[0] + far[1]);
-}
-
 /* h[inter] of expert e for x[d], and the natural scale of each */
 static void inner_values(struct experts *m, int64_t e)
 {
@@ -83,8 +63,8 @@ static void inner_values(struct experts *m, int64_t e)
         } else {
             g = row_times(m, 5, 7, e, j, n, d, m->x, NULL);
         }
-        m->h[j] = between(m, g.value, u.value).value;
-        m->scale[j] = reach(m, g.value, u.value, natural(&g), natural(&u));
+        m->h[j] = opact_between(&m->c->shape, m->pair, g.value, u.value).value;
+        m->scale[j] = opact_reach(&m->c->shape, m->pair, g.value, u.value, natural(&g), natural(&u));
     }
 }
 

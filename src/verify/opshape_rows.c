@@ -476,6 +476,8 @@ void opshape_bench(uint32_t op, const struct optype *type, struct opshape *out, 
     default:
         break;
     }
+    if (opshape_bench_fused(out, dims))
+        return;
     struct opshape paged = *out;
     if (opshape_default_paged(0, &paged)) {
         opshape_bench_paged(out);

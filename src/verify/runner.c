@@ -32,6 +32,7 @@ int runner_open_graph(struct runner *r, struct dev *d, const struct graph *g, co
                                           .max_pages_per_seq = pages,
                                           .n_pages = (uint32_t)all},
                                .probes = size->probes,
+                               .fusions = size->fusions,
                                .poison = true,
                                .mem = mem};
     int rc = engine_open(&r->x, d, g, w, &o, e);

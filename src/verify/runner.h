@@ -13,6 +13,7 @@ struct runner_size {
     uint32_t tokens, seqs, rows; /* of one step */
     uint32_t context;            /* tokens of one sequence */
     bool probes;
+    uint32_t fusions; /* mask of enum fusion; 0: the graph as described */
 };
 
 struct runner {

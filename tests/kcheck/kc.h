@@ -25,6 +25,8 @@ enum kc_values {
     KC_N_VALUES
 };
 
+#define KC_OUTS D0_MAX_NODE_OUTPUTS
+
 struct kc_array {
     void *data;       /* master copy; the kernel sees another one */
     size_t bytes;     /* 0 with data == NULL: absent */
@@ -42,12 +44,13 @@ struct kc_case {
     bool same_forms;    /* attribute `form` 0 and 1 must give the same bits */
     struct kern_args a; /* sizes, attributes and types; addresses come with the run */
     struct kc_array in[D0_MAX_NODE_INPUTS];
-    struct kc_array out[2];          /* only bytes and row_bytes; the second: bytes 0 where there is none */
-    bool out_ints[2];                /* int32, compared for equality; else float32 */
+    struct kc_array out[KC_OUTS];    /* only bytes and row_bytes; bytes 0 where there is none */
+    bool out_ints[KC_OUTS];          /* int32, compared for equality; else float32 */
     struct kc_array state[2];        /* contents before; see kern_state_input() */
     float *wide[D0_MAX_NODE_INPUTS]; /* inputs of float types, widened: from kc_judge_begin on */
-    double *want[2], *scale[2];      /* [elements of out]: the definition in float64, its natural scale */
-    void *want_state[2];             /* the bytes that a state must have after the run, or: */
+    double *want[KC_OUTS],
+        *scale[KC_OUTS]; /* [elements of out]: the definition in float64, its natural scale */
+    void *want_state[2]; /* the bytes that a state must have after the run, or: */
     /* its values in float64 and their natural scale, for floats that are computed; scale 0: not touched,
      * equal */
     double *want_state_f64[2], *state_scale[2];
@@ -128,7 +131,7 @@ bool kc_chosen_has(const int32_t *list, int64_t n, int64_t block, int64_t j);
 struct kc_memory;
 struct kc_placed {
     struct kern_args a;
-    size_t out_bytes[2], state_bytes[2], shared_bytes;
+    size_t out_bytes[KC_OUTS], state_bytes[2], shared_bytes;
 };
 struct kc_memory *kc_memory_open(void);
 void kc_memory_close(struct kc_memory *m);
@@ -177,6 +180,7 @@ size_t kc_planted(const struct kc_planted **out);
 size_t kc_planted_experts(const struct kc_planted **out); /* kc_planted_experts.c */
 size_t kc_planted_rows(const struct kc_planted **out);
 size_t kc_planted_sparse(const struct kc_planted **out);
+size_t kc_planted_fused(const struct kc_planted **out); /* kc_fused.c */
 
 /* ---- kc_planted_attention.c: X(operator, name of kc_bug_*, what is wrong) ---- */
 #define KC_ATTENTION_BUGS(X)                                                                                 \

@@ -51,7 +51,7 @@ void kc_bench(const struct kern_variant *v, FILE *out)
         if (c.a.state[s])
             c.a.in[kern_state_input(v->op, s)] = c.a.state[s];
     }
-    for (unsigned o = 0; o < 2; o++)
+    for (unsigned o = 0; o < KC_OUTS; o++)
         c.a.out[o] = arena_alloc(&arena, c.out[o].bytes);
     const struct kern_variant *ref = kern_pick(v->op, v->dtype ? v->dtype : D0_F32, KERN_REF);
     double ns = best_of(v, c.a), ref_ns = v == ref ? ns : best_of(ref, c.a);

@@ -73,13 +73,16 @@ void kc_case_make(struct kc_checker *k, uint32_t op, uint32_t dtype, unsigned in
 
 /* What one run left behind. */
 struct image {
-    unsigned char *bytes; /* the two outputs, then the two states, then what phases share */
+    unsigned char *bytes; /* the outputs, then the two states, then what phases share */
     size_t n;
 };
 
 static size_t image_bytes(const struct kc_placed *p)
 {
-    return p->out_bytes[0] + p->out_bytes[1] + p->state_bytes[0] + p->state_bytes[1] + p->shared_bytes;
+    size_t n = p->state_bytes[0] + p->state_bytes[1] + p->shared_bytes;
+    for (unsigned o = 0; o < KC_OUTS; o++)
+        n += p->out_bytes[o];
+    return n;
 }
 
 static struct image image_take(struct kc_checker *k, const struct kc_placed *p)
@@ -87,9 +90,10 @@ static struct image image_take(struct kc_checker *k, const struct kc_placed *p)
     struct image i = {arena_alloc(&k->arena, image_bytes(p)), image_bytes(p)};
     if (!i.bytes)
         abort();
-    memcpy(i.bytes, p->a.out[0], p->out_bytes[0]);
-    memcpy(i.bytes + p->out_bytes[0], p->a.out[1], p->out_bytes[1]);
-    for (size_t s = 0, at = p->out_bytes[0] + p->out_bytes[1]; s < 2; at += p->state_bytes[s++])
+    size_t at = 0;
+    for (unsigned o = 0; o < KC_OUTS; at += p->out_bytes[o++])
+        memcpy(i.bytes + at, p->a.out[o], p->out_bytes[o]);
+    for (unsigned s = 0; s < 2; at += p->state_bytes[s++])
         if (p->state_bytes[s])
             memcpy(i.bytes + at, p->a.state[s], p->state_bytes[s]);
     if (p->shared_bytes)
@@ -111,7 +115,7 @@ static void fail(struct kc_verdict *r, const char *fmt, ...)
 static bool judged_as_float(const struct kc_case *c, size_t i)
 {
     size_t at = 0;
-    for (unsigned o = 0; o < 2; o++) {
+    for (unsigned o = 0; o < KC_OUTS; o++) {
         at += c->out[o].bytes;
         if (i < at)
             return !c->out_ints[o];
@@ -124,12 +128,20 @@ static bool judged_as_float(const struct kc_case *c, size_t i)
     return false;
 }
 
+static size_t judged_bytes(const struct kc_case *c)
+{
+    size_t n = c->state[0].bytes + c->state[1].bytes;
+    for (unsigned o = 0; o < KC_OUTS; o++)
+        n += c->out[o].bytes;
+    return n;
+}
+
 /* Equal bits, where any NaN of a float32 output equals any other. What phases share is compared by those who
  * run the same phases of the same batch. */
 static bool same_bytes(const struct kc_case *c, const struct image *a, const struct image *b, size_t n,
                        size_t *at)
 {
-    size_t states = c->out[0].bytes + c->out[1].bytes + c->state[0].bytes + c->state[1].bytes;
+    size_t states = judged_bytes(c);
     for (size_t i = 0; i < n; i++)
         if (a->bytes[i] != b->bytes[i]) {
             *at = i / 4;
@@ -147,8 +159,7 @@ static bool same_bytes(const struct kc_case *c, const struct image *a, const str
 /* Outputs and states alike. */
 static bool same_image(const struct kc_case *c, const struct image *a, const struct image *b, size_t *at)
 {
-    size_t n = c->out[0].bytes + c->out[1].bytes + c->state[0].bytes + c->state[1].bytes;
-    return same_bytes(c, a, b, n, at);
+    return same_bytes(c, a, b, judged_bytes(c), at);
 }
 
 /* Phases [from, to) whole, on one thread. Its scratch does not live from one to the next. 0 or the signal. */
@@ -271,7 +282,7 @@ static bool run_whole(struct kc_checker *k, const struct kern_variant *v, const 
     }
     if (!tidy(k, c, &p, run_phases(v, &p, p.a, 0, kern_phases(v), 0), 0, how, r))
         return false;
-    for (unsigned o = 0; o < 2; o++)
+    for (unsigned o = 0; o < KC_OUTS; o++)
         judge_values(c, kc_op_of(v->op)->tolerance, o, p.a.out[o], how, r);
     judge_state(c, &p, how, r);
     *out = image_take(k, &p);
@@ -293,7 +304,7 @@ static void run_rows(struct kc_checker *k, const struct kern_variant *v, const s
         for (unsigned i = 0; i < D0_MAX_NODE_INPUTS; i++)
             if (a.in[i])
                 a.in[i] = (const unsigned char *)a.in[i] + (size_t)row * c->in[i].row_bytes;
-        for (unsigned o = 0; o < 2; o++) {
+        for (unsigned o = 0; o < KC_OUTS; o++) {
             a.out[o] = (unsigned char *)a.out[o] + (size_t)row * c->out[o].row_bytes;
             a.out_dims[o][0] = n;
         }

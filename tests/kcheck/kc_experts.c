@@ -395,21 +395,6 @@ void kc_make_EXPERTS(struct kc_case *c, unsigned index)
              c->in[7].data ? " up bias" : "", c->in[8].data ? " down bias" : "");
 }
 
-/* How far h moves, in its own units, when g or u does: what an error of a sum becomes. */
-static double reach(const struct kc_case *c, double g, double u, double by_g, double by_u)
-{
-    const double step = 0x1p-20;
-    const struct kc_scaled own = kc_glu(c, g, u); /* what its own arithmetic may be off by, too */
-    double h = own.value, far[2] = {0, 0};
-    for (int sign = -1; sign <= 1; sign += 2) {
-        if (isfinite(g) && isfinite(by_g))
-            far[0] = fmax(far[0], fabs(kc_glu(c, g + sign * step * by_g, u).value - h) / step);
-        if (isfinite(u) && isfinite(by_u))
-            far[1] = fmax(far[1], fabs(kc_glu(c, g, u + sign * step * by_u).value - h) / step);
-    }
-    return fmax(fmax(fabs(h), own.scale), far[0] + far[1]);
-}
-
 struct sum {
     double value, squares; /* of terms; scales of terms, squared */
 };
@@ -457,7 +442,7 @@ static void inner_values(const struct kc_case *c, size_t e, const double *x, dou
         else
             g = row_times(c, 5, 7, e, j, n, d, x, NULL); /* act alone is act times 1 */
         h[j] = kc_glu(c, g.value, u.value).value;
-        scale[j] = reach(c, g.value, u.value, natural(&g), layout == 3 ? 0 : natural(&u));
+        scale[j] = kc_reach(c, g.value, u.value, natural(&g), layout == 3 ? 0 : natural(&u));
     }
 }
 

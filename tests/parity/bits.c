@@ -6,7 +6,9 @@
  * the same beginning has filled, on 1 or 2 threads. Every row of every sequence of a mix is held against its
  * own yardstick with memcmp. Neighbours begin and end at any time, in pages and slots that others have left;
  * some are made of one token whose embedding is NaN, so that their rows, pages and slots are full of NaN, and
- * so are the pages that nobody has written. Then the scheduler runs the texts with its prefix cache.
+ * so are the pages that nobody has written. Then the scheduler runs the texts with its prefix cache. The
+ * yardstick is the graph as described; mixes on 2 threads and the scheduler run with every fusion that claims
+ * equal bits.
  * Refuses: any tolerance, and a yardstick that is not finite.
  *
  *   bits [--only FAMILY]
@@ -48,6 +50,7 @@ _Static_assert(MIXES == BATCHES, "a mix for each batch size");
 
 struct tap {
     unsigned n, failed;
+    uint32_t fusions; /* seen in some family */
 };
 
 struct text {
@@ -76,6 +79,7 @@ struct seen {
     uint32_t batches, chunks, threads; /* masks */
     uint32_t behind_prefix;            /* mixes */
     uint64_t rows, bad_rows;
+    uint32_t fusions; /* that changed a node */
     char difference[256];
 };
 
@@ -532,7 +536,11 @@ static int run_threads(struct family *f, enum kern_isa isa, uint32_t threads, co
                        struct seen *seen, struct served *served, struct err *e)
 {
     const struct dev_options o = {.name = "cpu", .isa = kern_isa_name(isa), .n_threads = threads};
-    const struct runner_size size = {.tokens = TOKENS, .seqs = SEQS, .rows = TOKENS, .context = CONTEXT};
+    const struct runner_size size = {.tokens = TOKENS,
+                                     .seqs = SEQS,
+                                     .rows = TOKENS,
+                                     .context = CONTEXT,
+                                     .fusions = threads == THREADS ? fusions_exact() : 0};
     struct runner r = {.x = NULL};
     struct mix m = {.f = f, .r = &r, .seen = seen, .isa = isa};
     struct dev d;
@@ -542,6 +550,8 @@ static int run_threads(struct family *f, enum kern_isa isa, uint32_t threads, co
     rc = runner_open_model(&r, &d, f->m.s, f->m.c, &size, NULL, e);
     if (rc == 0 && engine_limits(r.x)->max_pages_per_seq > MAX_PAGES)
         rc = err_set(e, ERR_LIMIT, "pages of %u tokens are too many", engine_limits(r.x)->page_tokens);
+    if (rc == 0)
+        seen->fusions |= engine_fusions(r.x);
     if (rc == 0)
         rc = spoil_last_token(f, &d, r.weights, true, e);
     if (rc == 0 && threads == 1)
@@ -576,7 +586,7 @@ static void test_isa(struct family *f, enum kern_isa isa)
     struct seen seen = {.batches = 0};
     struct served served = {.f = f};
     uint32_t place[MIXES];
-    char name[96], detail[1400];
+    char name[96], detail[1400], fused[FUSIONS_TEXT];
     struct err e;
     int rc = ERR_OK;
     err_clear(&e);
@@ -592,8 +602,11 @@ static void test_isa(struct family *f, enum kern_isa isa)
     else if (seen.difference[0] || !all)
         snprintf(detail, sizeof detail, "%s", all ? seen.difference : "not every combination has run");
     else
-        snprintf(detail, sizeof detail, "%d mixes, %u behind a prefix, %llu rows beside %llu of NaN", MIXES,
-                 seen.behind_prefix, (unsigned long long)seen.rows, (unsigned long long)seen.bad_rows);
+        snprintf(detail, sizeof detail,
+                 "%d mixes, %u behind a prefix, %llu rows beside %llu of NaN; fused: %s", MIXES,
+                 seen.behind_prefix, (unsigned long long)seen.rows, (unsigned long long)seen.bad_rows,
+                 fusions_format(seen.fusions, fused, sizeof fused));
+    f->tap->fusions |= seen.fusions;
     result(f->tap, rc == 0 && all && !seen.difference[0], name, detail);
     if (rc)
         return;
@@ -664,6 +677,12 @@ int main(int argc, char **argv)
         if (!only || strcmp(only, names[i]) == 0)
             test_family(&tap, names[i]);
     arena_release(&arena);
+    const uint32_t all = FUSION_BIT(FUSION_QKV) | FUSION_BIT(FUSION_GATE_UP) |
+                         FUSION_BIT(FUSION_NORM_RESIDUAL) | FUSION_BIT(FUSION_NORM_ROPE_STORE);
+    char text[FUSIONS_TEXT];
+    if (!only)
+        result(&tap, (tap.fusions & all) == all, "fusions seen",
+               fusions_format(tap.fusions, text, sizeof text));
     printf("1..%u\n", tap.n);
     return tap.failed || tap.n == 0;
 }

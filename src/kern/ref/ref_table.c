@@ -29,6 +29,15 @@ static size_t group_row_scratch(const struct kern_args *a)
     return (size_t)(a->k / (a->attr[D0_ATTR_GROUPS].i > 1 ? a->attr[D0_ATTR_GROUPS].i : 1)) * sizeof(float);
 }
 
+/* The fused operators: the definitions above, one after the other. */
+#define FUSED(name)      fused_##name
+#define FUSED_TEXT(name) "ref_" #name
+#define FUSED_OP(name)   ref_##name
+#define FUSED_STORE      ref_kv_store
+#define FUSED_SCRATCH(a) row_scratch(a)
+#define FUSED_GRAIN      8
+#include "kern/fused_tmpl.h"
+
 #define BY_TYPE(OP, fn, items, grain, scratch)                                                               \
     {D0_OP_##OP, D0_F32, KERN_REF, #fn "_f32", fn, items, grain, scratch},                                   \
         {D0_OP_##OP, D0_BF16, KERN_REF, #fn "_bf16", fn, items, grain, scratch},                             \
@@ -84,6 +93,7 @@ static const struct kern_variant variants[] = {
     {D0_OP_SHORT_CONV, 0, KERN_REF, "ref_short_conv", ref_short_conv, kern_items_columns, 64, NULL},
     {D0_OP_DELTA_RULE, 0, KERN_REF, "ref_delta_rule", ref_delta_rule, ref_items_value_heads, 1,
      ref_delta_scratch},
+    FUSED_VARIANTS(KERN_REF),
 };
 
 const struct kern_table kern_ref_table = {variants, ARRAY_LEN(variants)};

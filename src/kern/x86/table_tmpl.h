@@ -26,6 +26,14 @@
             kern_items_columns, GRAIN_ROWS, NAME(group_linear_scratch)                                       \
     }
 
+#define FUSED(name)      NAME(fused_##name)
+#define FUSED_TEXT(name) STR(NAME(name))
+#define FUSED_OP(name)   NAME(name)
+#define FUSED_STORE      ref_kv_store
+#define FUSED_SCRATCH(a) NAME(linear_scratch)(a)
+#define FUSED_GRAIN      GRAIN_ROWS
+#include "kern/fused_tmpl.h"
+
 static const struct kern_variant NAME(variants)[] = {
     LINEAR(D0_F32, f32),
     LINEAR(D0_BF16, bf16),
@@ -78,6 +86,7 @@ static const struct kern_variant NAME(variants)[] = {
     GROUP_LINEAR(D0_U4, u4),
     VARIANT(SHORT_CONV, 0, short_conv, kern_items_columns, 64, NAME(conv_scratch)),
     VARIANT(DELTA_RULE, 0, delta_rule, ref_items_value_heads, 1, NAME(delta_scratch)),
+    FUSED_VARIANTS(ISA),
 };
 
 const struct kern_table NAME(kern_table_of) = {NAME(variants), ARRAY_LEN(NAME(variants))};
