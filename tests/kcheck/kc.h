@@ -200,7 +200,11 @@ size_t kc_planted_fused(const struct kc_planted **out); /* kc_fused.c */
     X(MLA, mla_no_scale, "forgets the scale")                                                                \
     X(MLA, mla_all_keys, "ignores the choice of keys")                                                       \
     X(MLA, mla_short_choice, "loses the last of the chosen keys")                                            \
-    X(MLA, mla_any_page, "trusts page ids")
+    X(MLA, mla_any_page, "trusts page ids")                                                                  \
+    X(MLA, expanded_future, "expanded: a row sees the keys of its whole block")                              \
+    X(MLA, expanded_half, "expanded: keys and values rounded to BF16")                                       \
+    X(MLA, expanded_head, "expanded: the values of the next head")                                           \
+    X(MLA, expanded_step, "expanded: only keys of this step")
 #define KC_BUG(OP, name, bug)                                                                                \
     void kc_bug_##name(const struct kern_args *a, size_t first, size_t last, unsigned thread);
 KC_ATTENTION_BUGS(KC_BUG)
