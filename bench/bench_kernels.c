@@ -4,7 +4,8 @@
  * bandwidth of plain reads, peak of float32 fused multiply-adds, then the kernel at each shape. Printed:
  * medians of ratios over rounds, since the bandwidth of shared machines changes within seconds, and the best
  * of all rounds over the best limit, for machines that others use meanwhile. With one thread only its own
- * processor time counts. usage: bench_kernels [THREADS] [ROUNDS] [ISA]
+ * processor time counts. First of all both forms of the operators that have two, in turn.
+ * usage: bench_kernels [THREADS] [ROUNDS] [ISA] [forms: only these]
  */
 #include <immintrin.h>
 #include <math.h>

@@ -62,8 +62,8 @@ static struct NAME(chunk) NAME(chunk_of)(const struct ref_delta *d, size_t n, fl
     a##j = lanes_fma(w, lanes_set1(k[i]), a##j);                                                             \
     b##j = lanes_fma(w, lanes_set1(q[i]), b##j);
 
-/* Row t meets the rows before it, which lie in lanes: W fades by its decay, and gives a_t and b_t. Lanes from t
- * on are not used. Four chains side by side. */
+/* Row t meets the rows before it, which lie in lanes: W fades by its decay, and gives a_t and b_t. Lanes from
+ * t on are not used. Four chains side by side. */
 INLINE void NAME(chunk_meet)(const struct ref_delta *d, const struct NAME(chunk) * c, size_t t)
 {
     const float *decay = c->decay + t * c->each, *k = c->k + t * c->each, *q = c->q + t * c->each;
