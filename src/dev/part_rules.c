@@ -77,6 +77,12 @@ bool rule_is_stored(const struct d0_value *v, int64_t e, int64_t n, int64_t k)
     return v->format.scale_dtype ? tensor_form_of(v, &form) : rule_is_weight_type(v);
 }
 
+bool rule_form(const struct rule *r)
+{
+    int64_t form = rule_attr(r, D0_ATTR_FORM);
+    return rule_need(r, form == 0 || form == 1, "form %lld", (long long)form);
+}
+
 bool rule_same_shape(const struct d0_value *a, const struct d0_value *b)
 {
     return a->dims[0] == b->dims[0] && a->dims[1] == b->dims[1];

@@ -35,6 +35,8 @@ bool rule_is_stored(const struct d0_value *v, int64_t e, int64_t n, int64_t k);
 /* State [pages, heads, page_tokens, dim] of as many pages, tokens and the type of `like`. */
 bool rule_is_pages(const struct d0_value *v, const struct d0_value *like, int64_t heads, int64_t dim);
 bool rule_same_shape(const struct d0_value *a, const struct d0_value *b);
+/* The attribute `form` of operators that can be computed in another way: 0 or 1. */
+bool rule_form(const struct rule *r);
 /* The attribute `function` and the numbers it takes; pair: of a gate and another value. */
 bool rule_function(const struct rule *r, bool pair);
 /* The attribute `segments` of a reduction over k values. */

@@ -14,22 +14,6 @@ static void (*const passes[FUSION_N])(struct fuse *f) = {
 #undef FUSION
 };
 
-/* Forms whose kernels are not written yet: nothing to change. */
-void fuse_EXPERT_GROUPING(struct fuse *f)
-{
-    (void)f;
-}
-
-void fuse_MLA_EXPANDED(struct fuse *f)
-{
-    (void)f;
-}
-
-void fuse_DELTA_CHUNKED(struct fuse *f)
-{
-    (void)f;
-}
-
 bool fuse_private(const struct fuse *f, uint32_t v)
 {
     const struct graph_value_info *info = &f->g->info[v];

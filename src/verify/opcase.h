@@ -109,6 +109,8 @@ int opcase_fill(struct opcase *c, const int64_t dims[D0_N_DIMS], enum opclass cl
                 struct err *e);
 /* Does a row hang on the rows of its sequence before it? Then only a sequence's first can be run alone. */
 bool opcase_recurrent(const struct opcase *c);
+/* A form that does not promise a row the same bits in another batch (attribute `form`). */
+bool opcase_bounded(const struct opcase *c);
 /* `row`, or the first row of its sequence where rows hang on those before. */
 int64_t opcase_row_to_try(const struct opcase *c, int64_t row);
 /* Row `row` of a filled case as a case of its own (T = B = 1). Shares the graph and the weights with c. */

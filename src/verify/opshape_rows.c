@@ -286,6 +286,7 @@ static bool experts(unsigned i, struct opshape *s)
     int64_t d = i < TAILS ? (i % 2 ? (int64_t)i + 1 : opshape_vary(i, 31, 1, 40)) : 260,
             inter = i < TAILS ? (i % 2 ? opshape_vary(i, 32, 1, 40) : (int64_t)i + 1) : 96;
     make_experts(i, s, opshape_vary(i, 33, 1, 6), d, inter, opshape_vary(i, 34, 1, 4));
+    set_i(s, D0_ATTR_FORM, opshape_vary(i, 35, 0, 1));
     return i < TAILS + 2;
 }
 
@@ -441,6 +442,7 @@ static void bench_other(struct opshape *s)
         return;
     case D0_OP_EXPERTS:
         make_experts(0, s, 16, 1024, 512, 4);
+        set_i(s, D0_ATTR_FORM, 1);
         return;
     case D0_OP_MIX_RESIDUAL:
         opshape_default_rows(OPSHAPE_TAILS + 3, s);

@@ -40,6 +40,8 @@ struct kc_case {
     uint32_t op;
     uint32_t dtype;     /* of the variant's weights or pages */
     bool large;         /* one shape of useful size, to be timed, not judged */
+    bool bounded;       /* a form whose bits depend on the batch: smaller ones are judged, not compared */
+    bool same_forms;    /* attribute `form` 0 and 1 must give the same bits */
     struct kern_args a; /* sizes, attributes and types; addresses come with the run */
     struct kc_array in[D0_MAX_NODE_INPUTS];
     struct kc_array out[KC_OUTS];    /* only bytes and row_bytes; bytes 0 where there is none */
@@ -109,8 +111,10 @@ struct kc_paged {
     int64_t tokens;
     int32_t *positions, *seq_of, *table;
 };
-/* Sizes, then positions (input `first`), seq_of (first + 1) and the page table (first + 2). */
+/* Sizes, then positions (input `first`), seq_of (first + 1) and the page table (first + 2). Up to 5 rows of a
+ * sequence, or `longest`. */
 void kc_paged_make(struct kc_case *c, unsigned first, struct kc_paged *p);
+void kc_paged_make_runs(struct kc_case *c, unsigned first, int64_t longest, struct kc_paged *p);
 /* Now and then a page that does not exist, a sequence or a position that is not there. */
 void kc_paged_break(struct kc_case *c, struct kc_paged *p);
 /* Index of (position of sequence, kv head) in pages as [slot], or -1. */
@@ -196,7 +200,11 @@ size_t kc_planted_fused(const struct kc_planted **out); /* kc_fused.c */
     X(MLA, mla_no_scale, "forgets the scale")                                                                \
     X(MLA, mla_all_keys, "ignores the choice of keys")                                                       \
     X(MLA, mla_short_choice, "loses the last of the chosen keys")                                            \
-    X(MLA, mla_any_page, "trusts page ids")
+    X(MLA, mla_any_page, "trusts page ids")                                                                  \
+    X(MLA, expanded_future, "expanded: a row sees the keys of its whole block")                              \
+    X(MLA, expanded_half, "expanded: keys and values rounded to BF16")                                       \
+    X(MLA, expanded_head, "expanded: the values of the next head")                                           \
+    X(MLA, expanded_step, "expanded: only keys of this step")
 #define KC_BUG(OP, name, bug)                                                                                \
     void kc_bug_##name(const struct kern_args *a, size_t first, size_t last, unsigned thread);
 KC_ATTENTION_BUGS(KC_BUG)

@@ -2,7 +2,8 @@
  *
  * The checks of one variant on one case: right (against the definition in float64, element by element), tidy
  * (touches nothing else, ends by no signal), and exact (same bits in other memory, row by row, in
- * small batches, in pieces, on other threads).
+ * small batches, in pieces, on other threads). A form that does not promise the bits of other batches is
+ * judged in them instead; one that promises the bits of the definition's form is compared with it.
  */
 #include <math.h>
 #include <stdarg.h>
@@ -288,7 +289,8 @@ static bool run_whole(struct kc_checker *k, const struct kern_variant *v, const 
     return r->ok;
 }
 
-/* In batches of up to `most` rows, one after the other, on the same states. */
+/* In batches of up to `most` rows, one after the other, on the same states: the same bits, or where the form
+ * does not promise them the same values. */
 static void run_rows(struct kc_checker *k, const struct kern_variant *v, const struct kc_case *c,
                      int64_t most, const struct image *whole, struct kc_verdict *r)
 {
@@ -315,6 +317,13 @@ static void run_rows(struct kc_checker *k, const struct kern_variant *v, const s
     }
     if (!tidy(k, c, &p, number, 0, most == 1 ? "one row alone" : "in small batches", r))
         return;
+    if (c->bounded) {
+        const char *how = most == 1 ? "row by row" : "in small batches";
+        for (unsigned o = 0; o < 2; o++)
+            judge_values(c, kc_op_of(v->op)->tolerance, o, p.a.out[o], how, r);
+        judge_state(c, &p, how, r);
+        return;
+    }
     struct image alone = image_take(k, &p);
     if (!same_image(c, whole, &alone, &at))
         fail(r,
@@ -367,6 +376,18 @@ static void run_pieces(struct kc_checker *k, const struct kern_variant *v, struc
              cut, items, phase, at);
 }
 
+/* The other form of the same node. */
+static void run_other_form(struct kc_checker *k, const struct kern_variant *v, const struct kc_case *c,
+                           const struct image *whole, struct kc_verdict *r)
+{
+    struct kc_case other = *c;
+    struct image image;
+    size_t at;
+    other.a.attr[D0_ATTR_FORM].i = !c->a.attr[D0_ATTR_FORM].i;
+    if (run_whole(k, v, &other, true, &image, r) && !same_image(c, whole, &image, &at))
+        fail(r, "forms 0 and 1 differ, first in element %zu", at);
+}
+
 void kc_check(struct kc_checker *k, const struct kern_variant *v, unsigned index, struct kc_verdict *out)
 {
     struct kc_case c;
@@ -381,6 +402,8 @@ void kc_check(struct kc_checker *k, const struct kern_variant *v, unsigned index
             run_rows(k, v, &c, 1, &at_end, out);
         if (out->ok && c.a.n_rows > 2)
             run_rows(k, v, &c, kc_between(&c, 2, c.a.n_rows - 1), &at_end, out);
+        if (out->ok && c.same_forms)
+            run_other_form(k, v, &c, &at_end, out);
         for (unsigned phase = 0; phase < kern_phases(v) && out->ok; phase++)
             run_pieces(k, v, &c, phase, out);
     }

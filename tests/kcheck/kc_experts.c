@@ -381,13 +381,16 @@ void kc_make_EXPERTS(struct kc_case *c, unsigned index)
     experts_biases(c, &z, wide, layout);
     kc_output(c, z.t, z.d);
     c->a.attr[D0_ATTR_INTER].i = z.inter;
+    c->a.attr[D0_ATTR_FORM].i = c->large || kc_chance(c, 2);
+    c->same_forms = true;
     c->a.tokens = z.t;
     c->a.k = z.d;
     c->flops = 6.0 * (double)(z.t * z.slots * z.d * z.inter);
     c->moved = 3.0 * (double)(z.n * z.d * z.inter) * (double)dtype_bits(c->dtype) / 8;
-    snprintf(c->shape, sizeof c->shape, "T=%d D=%d I=%d E=%d+%d k=%d layout=%d%s function=%d%s%s%s%s",
+    snprintf(c->shape, sizeof c->shape, "T=%d D=%d I=%d E=%d+%d k=%d layout=%d%s form=%d function=%d%s%s%s%s",
              (int)z.t, (int)z.d, (int)z.inter, (int)z.n, (int)c->a.attr[D0_ATTR_ZERO].i, (int)z.slots,
-             (int)layout, c->a.attr[D0_ATTR_TRANSPOSED].i ? " transposed" : "", (int)c->a.function,
+             (int)layout, c->a.attr[D0_ATTR_TRANSPOSED].i ? " transposed" : "",
+             (int)c->a.attr[D0_ATTR_FORM].i, (int)c->a.function,
              c->a.attr[D0_ATTR_INPUT_WEIGHTED].i ? " input weighted" : "", c->in[6].data ? " gate bias" : "",
              c->in[7].data ? " up bias" : "", c->in[8].data ? " down bias" : "");
 }

@@ -760,7 +760,8 @@ int main(int argc, char **argv)
             test_family(&tap, narrow[i].family, narrow[i].kv_dtype);
     arena_release(&arena);
     const uint32_t all = FUSION_BIT(FUSION_QKV) | FUSION_BIT(FUSION_GATE_UP) |
-                         FUSION_BIT(FUSION_NORM_RESIDUAL) | FUSION_BIT(FUSION_NORM_ROPE_STORE);
+                         FUSION_BIT(FUSION_NORM_RESIDUAL) | FUSION_BIT(FUSION_NORM_ROPE_STORE) |
+                         FUSION_BIT(FUSION_EXPERT_GROUPING);
     char text[FUSIONS_TEXT];
     if (!only)
         result(&tap, (tap.fusions & all) == all, "fusions seen",

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * EXPERTS, compiled once per instruction set, in three phases. (0) Pairs of token and slot are grouped by
- * expert. (1) Per inner column: gate and up of all experts for their tokens, and the activation. (2) Per
- * output column: down of all experts, then the sum over the slots of each token in their order. A row of an
- * expert's matrix belongs to one column, so it is read once a step, by one thread, and only if a token chose
- * the expert.
+ * EXPERTS, compiled once per instruction set, in three phases. (0) Pairs of token and slot get their
+ * places: as they come, one by one (as defined), or grouped by expert (attribute `form` 1). (1) Per inner
+ * column: gate and up of all experts for their tokens, and the activation. (2) Per output column: down of all
+ * experts, then the sum over the slots of each token in their order. A row of an expert's matrix belongs to
+ * one column, so where pairs are grouped it is read once a step, by one thread, and only if a token chose the
+ * expert.
  *
  * Products run in the tiles of LINEAR, in its order along K: a token has the same bits whoever else chose the
  * expert. Few tokens of one expert: rows as they are stored, widened in registers. Many, or turned matrices:
@@ -29,6 +30,7 @@ struct NAME(moe) {
     size_t d, inter, n, slots, pairs; /* widths; experts; slots of a token; pairs of token and slot */
     bool turned;                      /* matrices are stored [E, K, N] */
     bool coded;                       /* some matrix is stored as codes */
+    bool grouped;                     /* by expert; else each pair for itself */
     struct NAME(wide) wide[2];        /* of rows of d and of inter values */
     size_t columns[2];                /* of a block of many tokens: inner, output */
     /* shared by the phases */
@@ -56,7 +58,8 @@ static struct NAME(moe) NAME(moe_sizes)(const struct kern_args *a)
                           .n = (size_t)a->in_dims[3][0],
                           .slots = (size_t)a->in_dims[1][1],
                           .turned = a->attr[D0_ATTR_TRANSPOSED].i != 0,
-                          .coded = a->in_form[3] || a->in_form[4] || a->in_form[5]};
+                          .coded = a->in_form[3] || a->in_form[4] || a->in_form[5],
+                          .grouped = a->attr[D0_ATTR_FORM].i == 1};
     m.pairs = (size_t)a->n_rows * m.slots;
     m.wide[0] = NAME(wide_sizes)(m.d, 1);
     m.wide[1] = NAME(wide_sizes)(m.inter, 1);
@@ -303,9 +306,9 @@ static bool NAME(many)(const struct NAME(moe) * m, size_t tokens)
     return m->coded || tokens > (m->turned ? TURNED_TOKENS : DIRECT_TOKENS);
 }
 
-/* ---- phase 0: pairs by expert -------------------------------------------------------------------------- */
+/* ---- phase 0: places of pairs -------------------------------------------------------------------------- */
 
-static void NAME(experts_group)(const struct kern_args *a, const struct NAME(moe) * m)
+static void NAME(experts_place)(const struct kern_args *a, const struct NAME(moe) * m)
 {
     const int32_t *ids = a->in[1]; /* [pairs] */
     int64_t known = (int64_t)m->n, all = known + a->attr[D0_ATTR_ZERO].i;
@@ -314,8 +317,12 @@ static void NAME(experts_group)(const struct kern_args *a, const struct NAME(moe
         m->place[i] = ids[i] < 0 || ids[i] >= all ? NO_EXPERT : IDENTITY;
         if (ids[i] >= 0 && ids[i] < known)
             m->begin[ids[i] + 1]++;
-        m->order[i] = 0;
+        m->order[i] = (int32_t)i;
+        if (!m->grouped && ids[i] >= 0 && ids[i] < known)
+            m->place[i] = (int32_t)i;
     }
+    if (!m->grouped)
+        return;
     for (size_t e = 0; e < m->n; e++)
         m->begin[e + 1] += m->begin[e];
     for (size_t i = 0; i < m->pairs; i++)
@@ -403,10 +410,10 @@ static void NAME(inner_activate)(const struct kern_args *a, const struct NAME(mo
     }
 }
 
-static void NAME(inner_expert)(const struct kern_args *a, const struct NAME(moe) * m, size_t e, size_t first,
-                               size_t last)
+/* Inner columns first..last of expert e for the pairs at places begin..end. */
+static void NAME(inner_expert)(const struct kern_args *a, const struct NAME(moe) * m, size_t e, size_t begin,
+                               size_t end, size_t first, size_t last)
 {
-    size_t begin = (size_t)m->begin[e], end = (size_t)m->begin[e + 1];
     bool many = NAME(many)(m, end - begin);
     size_t block = many ? m->columns[0] : INNER_COLUMNS, pass = many ? PASS_TOKENS : end - begin;
     const float *x = many ? NULL : NAME(gather)(a, m, begin, pass);
@@ -430,10 +437,10 @@ static void NAME(inner_expert)(const struct kern_args *a, const struct NAME(moe)
 
 /* ---- phase 2: output columns --------------------------------------------------------------------------- */
 
-static void NAME(outer_expert)(const struct kern_args *a, const struct NAME(moe) * m, size_t e, size_t first,
-                               size_t count)
+/* Outputs first.. of expert e for the pairs at places begin..end. */
+static void NAME(outer_expert)(const struct kern_args *a, const struct NAME(moe) * m, size_t e, size_t begin,
+                               size_t end, size_t first, size_t count)
 {
-    size_t begin = (size_t)m->begin[e], end = (size_t)m->begin[e + 1];
     bool many = NAME(many)(m, end - begin);
     size_t pass = many ? PASS_TOKENS : end - begin, block = many ? m->wide[1].tiles * TILE_ROWS : count;
     for (size_t j = 0; j < count; j += block) {
@@ -482,23 +489,33 @@ static void NAME(sum_slots)(const struct kern_args *a, const struct NAME(moe) * 
     (inside ? 1.0f : weights[k], m->slot + (size_t)place[k] * m->columns[1], count, out);
 }
 
+/* Columns first.. of one phase for the pairs at places begin..end, all of expert e. */
+static void NAME(experts_pairs)(const struct kern_args *a, const struct NAME(moe) * m, size_t e, size_t begin,
+                                size_t end, size_t first, size_t count)
+{
+    if (a->phase == 1)
+        NAME(inner_expert)(a, m, e, begin, end, first, first + count);
+    else
+        NAME(outer_expert)(a, m, e, begin, end, first, count);
+}
+
 static void NAME(experts)(const struct kern_args *a, size_t first, size_t last, unsigned thread)
 {
+    const int32_t *ids = a->in[1]; /* [pairs] */
     struct NAME(moe) m = NAME(moe_of)(a, thread);
     if (a->phase == 0) {
-        NAME(experts_group)(a, &m);
+        NAME(experts_place)(a, &m);
         return;
     }
     size_t block = a->phase == 1 ? last - first : m.columns[1];
     for (size_t j = first; j < last; j += block) {
         size_t count = last - j < block ? last - j : block;
-        for (size_t e = 0; e < m.n; e++)
-            if (m.begin[e] == m.begin[e + 1])
-                continue;
-            else if (a->phase == 1)
-                NAME(inner_expert)(a, &m, e, j, j + count);
-            else
-                NAME(outer_expert)(a, &m, e, j, count);
+        for (size_t e = 0; m.grouped && e < m.n; e++)
+            if (m.begin[e] != m.begin[e + 1])
+                NAME(experts_pairs)(a, &m, e, (size_t)m.begin[e], (size_t)m.begin[e + 1], j, count);
+        for (size_t i = 0; !m.grouped && i < m.pairs; i++)
+            if (m.place[i] >= 0)
+                NAME(experts_pairs)(a, &m, (size_t)ids[i], i, i + 1, j, count);
         for (size_t t = 0; t < (size_t)a->n_rows && a->phase == 2; t++)
             NAME(sum_slots)(a, &m, t, j, count);
     }

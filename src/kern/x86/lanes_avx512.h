@@ -24,6 +24,9 @@
 #define MLA_HEADS   4
 #define MLA_KEYS    4
 #define MLA_VECTORS 4
+/* Products with rows in scratch: rows times vectors of columns are chains in registers. */
+#define TIMES_ROWS    8
+#define TIMES_VECTORS 2
 
 typedef __m512 lanes;
 
