@@ -27,6 +27,7 @@ struct session_options {
     uint32_t max_tokens;      /* tokens of one step; 0: 256, at least max_seqs */
     uint64_t kv_tokens; /* KV capacity over all requests; 0: max_seqs * context as far as memory allows */
     uint32_t kv_dtype;  /* enum d0_dtype; 0: by the weights */
+    enum spec_activations activations;
     struct load_progress *progress;
 };
 

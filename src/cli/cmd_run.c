@@ -97,8 +97,8 @@ static int read_stdin(struct strbuf *text, struct err *e)
     return strbuf_failed(text) ? err_set(e, ERR_NOMEM, "no memory for the prompt") : ERR_OK;
 }
 
-static int print_json(const struct generate_result *r, const struct strbuf *text, const struct ids *ids,
-                      size_t n_prompt)
+static int print_json(const struct session *s, const struct generate_result *r, const struct strbuf *text,
+                      const struct ids *ids, size_t n_prompt)
 {
     struct strbuf out = STRBUF_INIT;
     struct json_writer w;
@@ -112,6 +112,7 @@ static int print_json(const struct generate_result *r, const struct strbuf *text
         json_write_i64(&w, ids->data[i]);
     json_end_array(&w);
     json_put_string(&w, "finish_reason", r->finish);
+    json_put_string(&w, "activations", spec_activations_name(s->spec->activations));
     json_put_u64(&w, "prompt_tokens", n_prompt);
     json_put_u64(&w, "completion_tokens", r->n_generated);
     json_put_f64(&w, "prefill_seconds", r->prefill_seconds);
@@ -144,13 +145,16 @@ static int generate(struct run_arguments *a, struct session *s, struct err *e)
         rc = session_generate(s, ids.data, ids.n, &a->generate, print_piece, a->common.json ? &text : NULL,
                               &answer, &r, e);
     if (rc == ERR_OK && a->common.json)
-        status = print_json(&r, &text, &answer, ids.n);
+        status = print_json(s, &r, &text, &answer, ids.n);
     else if (rc == ERR_OK) {
         printf("\n");
         if (isatty(STDERR_FILENO))
-            fprintf(stderr, "[%u prompt tokens in %.3f s, %u tokens at %.1f per second, finish: %s]\n",
-                    r.n_prompt, r.prefill_seconds, r.n_generated,
-                    r.n_generated > 1 ? (r.n_generated - 1) / r.decode_seconds : 0.0, r.finish);
+            fprintf(
+                stderr,
+                "[%u prompt tokens in %.3f s, %u tokens at %.1f per second, finish: %s, activations: %s]\n",
+                r.n_prompt, r.prefill_seconds, r.n_generated,
+                r.n_generated > 1 ? (r.n_generated - 1) / r.decode_seconds : 0.0, r.finish,
+                spec_activations_name(s->spec->activations));
     }
     strbuf_release(&prompt);
     strbuf_release(&text);
@@ -169,6 +173,7 @@ int cmd_run(struct d0 *d0, int argc, char **argv)
     a.session.arch_path = a.common.arch;
     a.session.device = a.common.device;
     a.session.isa = a.common.cpu;
+    a.session.activations = a.common.activations;
     a.session.n_threads = a.common.threads;
     a.session.memory_bytes = a.common.memory;
     a.session.max_seqs = 1;
