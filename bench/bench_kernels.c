@@ -106,17 +106,15 @@ static double measure_fma(struct machine *m, enum kern_isa isa)
 }
 
 /* GFLOP/s of independent products of pairs on every thread: 24 chains, as many as a tile has */
-#define PAIR_CHAINS(DO)                                                                                      \
-    DO(0)                                                                                                    \
-    DO(1) DO(2) DO(3) DO(4) DO(5) DO(6) DO(7) DO(8) DO(9) DO(10) DO(11) DO(12) DO(13) DO(14) DO(15) DO(16)   \
-        DO(17) DO(18) DO(19) DO(20) DO(21) DO(22) DO(23)
+#define PAIRS_8(DO, i)  DO(i) DO(i + 1) DO(i + 2) DO(i + 3) DO(i + 4) DO(i + 5) DO(i + 6) DO(i + 7)
+#define PAIR_CHAINS(DO) PAIRS_8(DO, 0) PAIRS_8(DO, 8) PAIRS_8(DO, 16)
 __attribute__((target("avx512f,avx512bf16"))) static void pairs_512(void *context, size_t first, size_t last,
                                                                     unsigned thread)
 {
     struct machine *m = context;
     __m512 x[24];
     __m512i a = _mm512_set1_epi32((int)(0x3f7f3f7f + first)), b = _mm512_set1_epi32(0x3a833a83);
-#define BEGIN(i) x[i] = _mm512_set1_ps((float)i);
+#define BEGIN(i) x[i] = _mm512_set1_ps((float)(i));
 #define STEP(i)  x[i] = _mm512_dpbf16_ps(x[i], (__m512bh)a, (__m512bh)b);
 #define PIN(i)   __asm__("" : "+v"(x[i]));
     PAIR_CHAINS(BEGIN)

@@ -26,7 +26,7 @@
 extern "C" {
 #endif
 
-#define D0_DEVICE_ABI_VERSION 1u
+#define D0_DEVICE_ABI_VERSION 2u
 #define D0_MAX_DIMS           4
 #define D0_MAX_NODE_INPUTS    12
 #define D0_MAX_NODE_OUTPUTS   2
@@ -288,7 +288,22 @@ struct d0_device_api {
     /* Copy an OUTPUT value (its rows of this run, dense) to the host. */
     int (*read_output)(struct d0_queue *queue, struct d0_exec *exec, uint32_t value, uint64_t offset,
                        void *host, uint64_t bytes, struct d0_status *status);
+
+    /* Optional (may be NULL): bytes of one buffer into another, in the order of the queue, without the host.
+     * The buffers differ. Without it states are never copied, so a model with recurrent states has no prefix
+     * cache there. */
+    int (*copy)(struct d0_queue *queue, struct d0_buffer *to, uint64_t to_offset,
+                const struct d0_buffer *from, uint64_t from_offset, uint64_t bytes, struct d0_status *status);
+
+    /* Optional (NULL, or not there in a shorter table): bytes that compile() would set aside for this part
+     * beyond its scratch_bytes: scratch of kernels, of all threads together. A node that the device does not
+     * run adds nothing. Sets nothing aside itself, and binds nobody: the host plans its memory by it. */
+    int (*scratch_need)(struct d0_device *device, const struct d0_part *part, uint64_t *bytes,
+                        struct d0_status *status);
 };
+
+/* A table ends here at the least: what follows in the struct was added later, and is optional. */
+#define D0_DEVICE_API_BYTES_LEAST offsetof(struct d0_device_api, copy)
 
 /* A plugin is a shared object that exports this symbol and returns a table that outlives the process. */
 #define D0_DEVICE_PLUGIN_SYMBOL "d0_device_plugin"

@@ -52,6 +52,9 @@ struct svg_series {
 void svg_cdf(struct strbuf *b, const char *title, const struct svg_series *series, size_t n);
 /* |difference| by position on a logarithmic axis, with the limit as a dashed line (limit <= 0: none). */
 void svg_positions(struct strbuf *b, const char *title, const double *values, size_t n, double limit);
+/* The same for runs of positions that double: values[i] is of the run that begins at position first[i]. */
+void svg_doublings(struct strbuf *b, const char *title, const double *first, const double *values, size_t n,
+                   double limit);
 struct svg_bar {
     const char *label;
     const char *note;
@@ -61,6 +64,9 @@ struct svg_bar {
 /* Stacked horizontal bars of bytes on one scale, with an upright mark (mark <= 0: none). */
 void svg_bars(struct strbuf *b, const char *title, const struct svg_bar *bars, size_t n, double mark,
               const char *mark_label);
+
+/* report_drift.c: errors by position; part of the numbers. */
+void drift_part(struct strbuf *b, const struct json *drift);
 
 /* report_sections.c: the sections that show facts. */
 void section_model(struct strbuf *b, const struct report *r);

@@ -173,7 +173,12 @@ static int make_plan(struct job *j, struct err *e)
                                             .max_step_tokens = STEP_TOKENS,
                                             .max_seqs = MAX_SEQS,
                                             .max_rows = MAX_SEQS,
-                                            .context_tokens = (uint64_t)MAX_SEQS * j->context};
+                                            .context_tokens = (uint64_t)MAX_SEQS * j->context,
+                                            .request_tokens = j->context};
+    if (j->dev_open && !j->external) {
+        j->plan_options.device_need = dev_scratch_plan;
+        j->plan_options.device = &j->dev;
+    }
     int rc;
     while ((rc = plan_single(j->spec, &j->plan_options, &j->plan, e)) == ERR_OK && !j->plan.fits &&
            j->plan_options.context_tokens > j->context) {

@@ -95,6 +95,8 @@ struct score_result {
     size_t tokens;
 };
 int score_text(struct job *j, struct score_result *out, struct err *e);
+/* stage2_drift.c: errors by position, as fact "drift", where that costs little; else why not. */
+int drift_run(struct job *j, struct json_writer *w, struct err *e);
 /* Neighbouring characters that no writing has: a capital inside a word, a digit in it, a full stop without a
  * space, two scripts in one word. */
 struct text_shape {

@@ -240,19 +240,23 @@ void section_environment(struct strbuf *b, const struct report *r)
 
 /* ---- stage 3 and 5: memory */
 
-static const char *const memory_parts[] = {"weights", "kv", "scratch", "staging", "fixed"};
-static const char *const memory_words[] = {"Weights", "KV pages", "Scratch of a step", "Loader staging",
-                                           "Program, libraries"};
+static const char *const memory_parts[] = {"weights", "kv", "scratch", "device", "staging", "fixed"};
+static const char *const memory_words[] = {
+    "Weights", "KV pages", "Scratch of a step", "Scratch of kernels", "Loader staging", "Program, libraries"};
 
-static void memory_table(struct strbuf *b, const struct json *predicted)
+/* held: what the service says that it holds of a part, where it says so; NULL: it was not asked */
+static void memory_table(struct strbuf *b, const struct json *predicted, const struct json *held)
 {
-    strbuf_puts(b, "<dl class=\"kv one\">\n");
+    static const char *const heads[] = {"Part", "Predicted", "Held"};
+    open_table(b, heads, held ? 3 : 2, 1);
     for (size_t i = 0; i < ARRAY_LEN(memory_parts); i++) {
-        strbuf_printf(b, "<div><dt><span class=\"swatch p%zu\"></span>%s</dt><dd>", i, memory_words[i]);
-        html_bytes(b, fact_number(predicted, memory_parts[i], -1));
-        strbuf_puts(b, "</dd></div>\n");
+        strbuf_printf(b, "<tr><td><span class=\"swatch p%zu\"></span>%s</td>", i, memory_words[i]);
+        number_cell(b, html_bytes, predicted, memory_parts[i]);
+        if (held)
+            number_cell(b, html_bytes, held, memory_parts[i]);
+        strbuf_puts(b, "</tr>\n");
     }
-    strbuf_puts(b, "</dl>\n");
+    close_table(b);
 }
 
 static void memory_plot(struct strbuf *b, const struct json *predicted, double ready, double peak,
@@ -292,7 +296,7 @@ void section_memory(struct strbuf *b, const struct report *r)
         strbuf_puts(b, "<div class=\"two\"><div>\n");
         memory_plot(b, predicted, ready, peak, ready >= 0 ? allowed : 0);
         strbuf_puts(b, "</div><div>\n");
-        memory_table(b, predicted);
+        memory_table(b, predicted, fact(facts, "measured.held"));
         strbuf_puts(b, "</div></div>\n<dl class=\"kv\">\n");
         number_pair(b, "Available", html_bytes, facts, "plan.available");
         html_pair(b, "Known from", fact_text(facts, "plan.available_source"));
@@ -377,6 +381,7 @@ void section_numerics(struct strbuf *b, const struct report *r)
                            "agree with this program's own "
                            "reference kernels and with nothing else: self-consistent.</p>\n");
         piece_table(b, facts);
+        drift_part(b, fact(facts, "drift"));
         strbuf_puts(b, "<dl class=\"kv\">\n");
         html_pair(b, "Same bits", fact_text(bits, "evidence"));
         html_pair(b, "Payload", fact_text(facts, "payload.evidence"));

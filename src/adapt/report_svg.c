@@ -287,26 +287,23 @@ static void positions_axis(struct strbuf *b, size_t n, double bottom)
     text_at(b, "tick mid", (LEFT + WHOLE - RIGHT) / 2, bottom + 34, "position");
 }
 
-void svg_positions(struct strbuf *b, const char *title, const double *values, size_t n, double limit)
+#define PLOT_BOTTOM 246.0
+
+/* The plot but for what stands below its axis. */
+static void dots_plot(struct strbuf *b, const char *title, struct positions *p, double limit)
 {
-    struct positions p = {.values = values, .n = n};
-    positions_range(&p, limit);
-    if (n == 0) {
-        strbuf_puts(b, "<p class=\"empty\">No positions.</p>\n");
-        return;
+    if (!(p->high > 0)) {
+        p->low = 1e-8;
+        p->high = 1e-6;
     }
-    if (!(p.high > 0)) {
-        p.low = 1e-8;
-        p.high = 1e-6;
-    }
-    const double bottom = 246, zero_y = bottom - 8;
-    struct axis y = {floor(log10(p.low) - 0.2), ceil(log10(p.high) + 0.2), zero_y - 14, TOP + 6};
+    const double zero_y = PLOT_BOTTOM - 8;
+    struct axis y = {floor(log10(p->low) - 0.2), ceil(log10(p->high) + 0.2), zero_y - 14, TOP + 6};
     y.low = fmax(y.low, y.high - 18);
     open_svg(b, title, WHOLE, 290);
     decade_ticks(b, &y);
     line(b, "axis", LEFT, zero_y, WHOLE - RIGHT, zero_y);
     text_at(b, "tick end", LEFT - 8, zero_y + 4, "0");
-    position_dots(b, &p, &y, zero_y, limit);
+    position_dots(b, p, &y, zero_y, limit);
     if (isfinite(limit) && limit > 0) {
         struct strbuf label = STRBUF_INIT;
         strbuf_puts(&label, "limit ");
@@ -315,10 +312,41 @@ void svg_positions(struct strbuf *b, const char *title, const double *values, si
         text_at(b, "limit-label end", WHOLE - RIGHT, place(&y, limit) - 6, strbuf_cstr(&label));
         strbuf_release(&label);
     }
-    positions_axis(b, n, bottom);
+}
+
+void svg_positions(struct strbuf *b, const char *title, const double *values, size_t n, double limit)
+{
+    struct positions p = {.values = values, .n = n};
+    positions_range(&p, limit);
+    if (n == 0) {
+        strbuf_puts(b, "<p class=\"empty\">No positions.</p>\n");
+        return;
+    }
+    dots_plot(b, title, &p, limit);
+    positions_axis(b, n, PLOT_BOTTOM);
     strbuf_puts(b, "</svg>\n");
     strbuf_printf(b, "<p class=\"note\">%zu of %zu positions are equal to the last bit; ", p.n_zero, n);
     strbuf_printf(b, "%zu are not finite.</p>\n", p.n_bad);
+}
+
+void svg_doublings(struct strbuf *b, const char *title, const double *first, const double *values, size_t n,
+                   double limit)
+{
+    struct positions p = {.values = values, .n = n < MAX_POINTS ? n : MAX_POINTS};
+    positions_range(&p, limit);
+    if (n == 0)
+        return;
+    dots_plot(b, title, &p, limit);
+    const size_t step = p.n > 14 ? (p.n + 13) / 14 : 1;
+    for (size_t i = 0; i < p.n; i += step) {
+        char label[40];
+        const double share = p.n > 1 ? (double)i / (double)(p.n - 1) : 0.5;
+        text_at(b, "tick mid", LEFT + 8 + share * (WHOLE - RIGHT - LEFT - 16), PLOT_BOTTOM + 18,
+                format_count(isfinite(first[i]) && first[i] >= 0 && first[i] < 1e15 ? (uint64_t)first[i] : 0,
+                             label, sizeof(label)));
+    }
+    text_at(b, "tick mid", (LEFT + WHOLE - RIGHT) / 2, PLOT_BOTTOM + 34, "position, from");
+    strbuf_puts(b, "</svg>\n");
 }
 
 /* ---- bars */

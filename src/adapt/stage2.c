@@ -300,6 +300,8 @@ static int run_all(struct job *j, struct json_writer *w, struct err *e)
         rc = run_bits(j, w, &notes, e);
     if (!rc && whole)
         rc = run_score(j, w, e);
+    if (!rc)
+        rc = drift_run(j, w, e);
     if (!rc && whole && referenced)
         rc = run_reference(j, w, &notes, &passed, e);
     if (rc)

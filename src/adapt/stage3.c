@@ -26,9 +26,9 @@ static void write_plan(struct job *j, struct json_writer *w)
     const struct {
         const char *key;
         uint64_t v;
-    } parts[] = {{"weights", m->weights},  {"kv", m->kv},       {"scratch", m->scratch},
-                 {"staging", m->staging},  {"fixed", m->fixed}, {"total", m->total},
-                 {"kv_pages", m->kv_pages}};
+    } parts[] = {
+        {"weights", m->weights}, {"kv", m->kv},       {"scratch", m->scratch}, {"device", m->device},
+        {"staging", m->staging}, {"fixed", m->fixed}, {"total", m->total},     {"kv_pages", m->kv_pages}};
     json_key(w, "plan");
     json_begin_object(w);
     json_key(w, "layout");
@@ -47,7 +47,11 @@ static void write_plan(struct job *j, struct json_writer *w)
         json_put_u64(w, parts[i].key, parts[i].v);
     json_end_object(w);
     json_put_string(w, "predicted_source",
-                    "tensor headers and the memory plan of the graph; program and libraries: assumed");
+                    j->dev_open && dev_says_scratch(&j->dev)
+                        ? "tensor headers and the memory plan of the graph; kernels: what the device says; "
+                          "program and libraries: assumed"
+                        : "tensor headers and the memory plan of the graph; program and libraries: assumed; "
+                          "the device does not say what its kernels need");
     json_put_u64(w, "available", j->memory);
     json_put_string(w, "available_source", j->memory_source);
     json_put_bool(w, "fits", m->fits);
@@ -110,6 +114,30 @@ static void use_external(struct job *j)
     answer_release(&a);
 }
 
+/* What the service says that it holds, part by part: null where it does not say. */
+static void write_held(struct job *j, struct json_writer *w)
+{
+    static const char *const parts[][2] = {{"weights", "held_weights_bytes"},
+                                           {"kv", "held_kv_bytes"},
+                                           {"scratch", "held_scratch_bytes"},
+                                           {"device", "held_device_bytes"}};
+    struct answer a;
+    probe_call(j, "/health", NULL, &a);
+    const struct json *memory = json_get(a.body, "memory");
+    json_key(w, "held");
+    json_begin_object(w);
+    for (size_t i = 0; i < ARRAY_LEN(parts); i++) {
+        int64_t bytes = -1;
+        json_key(w, parts[i][0]);
+        if (json_i64(json_get(memory, parts[i][1]), &bytes) && bytes >= 0)
+            json_write_u64(w, (uint64_t)bytes);
+        else
+            json_write_null(w);
+    }
+    json_end_object(w);
+    answer_release(&a);
+}
+
 /* The service is ready: what it holds now, against the plan. Stage 5 looks again after the load. */
 static void measure(struct job *j, struct json_writer *w)
 {
@@ -124,6 +152,7 @@ static void measure(struct job *j, struct json_writer *w)
     json_put_u64(w, "allowed", j->allowed_peak);
     json_put_string(w, "rule", RULE);
     json_put_string(w, "source", "VmRSS and VmHWM of the service process");
+    write_held(j, w);
     json_end_object(w);
     if (peak == 0) {
         job_row(j, ROW_MEMORY, ROW_NOT_CHECKED,

@@ -25,6 +25,9 @@ struct session_options {
     uint32_t context;         /* tokens of one request; 0: the model's limit, at most 4,096 */
     uint32_t max_seqs;        /* sequences of one step; 0: 32 */
     uint32_t max_tokens;      /* tokens of one step; 0: 256, at least max_seqs */
+    uint32_t n_snapshots;     /* recurrent states kept for requests with a known beginning, as far as memory
+                               * allows; UINT32_MAX: max_seqs; 0: none. Only where the model has such states
+                               * and sequences can share its pages */
     uint64_t kv_tokens; /* KV capacity over all requests; 0: max_seqs * context as far as memory allows */
     uint32_t kv_dtype;  /* enum d0_dtype; 0: by the weights */
     enum spec_activations activations;

@@ -51,24 +51,32 @@ static uint32_t choose_context(const struct spec *s, uint32_t asked)
     return limit < DEFAULT_CONTEXT ? (uint32_t)limit : DEFAULT_CONTEXT;
 }
 
-/* Largest KV capacity, halving from what was wanted down to one request's context, that the budget holds. */
+/* Largest KV capacity, halving from what was wanted down to one request's context, that the budget holds;
+ * s->memory.fits says whether there is one. */
+static int fit_pages(struct session *s, struct plan_options *p, uint64_t wanted, struct err *e)
+{
+    for (p->context_tokens = wanted;; p->context_tokens /= 2) {
+        if (p->context_tokens < s->context)
+            p->context_tokens = s->context;
+        int rc = plan_single(s->spec, p, &s->memory, e);
+        if (rc != ERR_OK || s->memory.fits || p->context_tokens == s->context)
+            return rc;
+    }
+}
+
 static int fit_memory(struct session *s, const struct session_options *o, struct plan_options *p,
                       struct err *e)
 {
     uint64_t wanted = o->kv_tokens ? o->kv_tokens : (uint64_t)p->max_seqs * s->context;
     if (wanted < s->context)
         wanted = s->context;
-    for (p->context_tokens = wanted;; p->context_tokens /= 2) {
-        if (p->context_tokens < s->context)
-            p->context_tokens = s->context;
-        int rc = plan_single(s->spec, p, &s->memory, e);
-        if (rc != ERR_OK)
-            return rc;
-        if (s->memory.fits)
-            return ERR_OK;
-        if (p->context_tokens == s->context)
-            break;
+    int rc = fit_pages(s, p, wanted, e);
+    if (rc == ERR_OK && !s->memory.fits && p->snapshots) {
+        p->snapshots = 0; /* rather than to refuse the model */
+        rc = fit_pages(s, p, wanted, e);
     }
+    if (rc != ERR_OK || s->memory.fits)
+        return rc;
     char need[32], have[32];
     err_set(e, ERR_NOMEM, "the model needs %s for one request of %u tokens, this machine has %s",
             format_bytes(s->memory.total, need, sizeof need), s->context,
@@ -105,17 +113,22 @@ static int open_engine(struct session *s, const struct session_options *o, struc
     if (p.max_step_tokens < p.max_seqs)
         p.max_step_tokens = p.max_seqs;
     p.max_rows = p.max_seqs;
-    int rc = memory_budget(o, &p.memory_bytes, e);
+    if (s->spec->state_bytes && graph_pages_shareable(s->spec->graph))
+        p.snapshots = o->n_snapshots == UINT32_MAX ? p.max_seqs : o->n_snapshots;
+    p.request_tokens = s->context;
+    struct dev_options dev = {
+        .name = o->device ? o->device : "cpu", .isa = o->isa, .n_threads = o->n_threads, .mem = &d0->mem};
+    int rc = dev_open(&s->dev, &dev, e);
+    if (rc != ERR_OK)
+        return rc;
+    s->dev_open = true;
+    p.device_need = dev_scratch_plan;
+    p.device = &s->dev;
+    rc = memory_budget(o, &p.memory_bytes, e);
     if (rc == ERR_OK)
         rc = fit_memory(s, o, &p, e);
     if (rc != ERR_OK)
         return rc;
-    struct dev_options dev = {
-        .name = o->device ? o->device : "cpu", .isa = o->isa, .n_threads = o->n_threads, .mem = &d0->mem};
-    rc = dev_open(&s->dev, &dev, e);
-    if (rc != ERR_OK)
-        return rc;
-    s->dev_open = true;
     struct load_options load = {.spec = s->spec, .progress = o->progress};
     rc = weights_load(&s->weights, s->spec->graph, s->ckpt, &s->dev, &load, e);
     if (rc != ERR_OK)
@@ -128,6 +141,7 @@ static int open_engine(struct session *s, const struct session_options *o, struc
                                        .max_pages_per_seq = (s->context + page - 1) / page,
                                        .n_pages = (uint32_t)s->memory.kv_pages,
                                        .page_tokens = page,
+                                       .n_snapshots = p.snapshots,
                                        .vocab = (uint32_t)s->spec->vocab_size};
     return engine_open(&s->engine, &s->dev, s->spec->graph, s->weights, &eo, e);
 }

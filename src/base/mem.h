@@ -22,6 +22,7 @@
     X(WEIGHTS, "weights")                                                                                    \
     X(KV, "kv pages")                                                                                        \
     X(SCRATCH, "step scratch")                                                                               \
+    X(KERNELS, "scratch of kernels")                                                                         \
     X(REQUEST, "requests")                                                                                   \
     X(REPORT, "report")
 

@@ -132,6 +132,8 @@ void ckpt_close(struct ckpt *c)
     for (size_t i = 0; i < c->n_shards; i++) {
         if (c->shards[i].fd >= 0)
             close(c->shards[i].fd);
+        if (c->shards[i].past_fd >= 0)
+            close(c->shards[i].past_fd);
     }
     if (c->by_name)
         strmap_release(c->by_name);

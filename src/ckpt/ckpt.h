@@ -36,6 +36,7 @@ struct ckpt_shard {
     bool copy;            /* its header is that of another shard, tensor by tensor */
     bool arriving;        /* ckpt_options.partial: absent, or with fewer bytes than its header declares */
     int fd;               /* -1 until first read */
+    int past_fd;          /* reads past the page cache: -1 not opened yet, -2 this file cannot be read so */
 };
 
 struct ckpt {
@@ -79,6 +80,13 @@ bool ckpt_lost(const struct ckpt *c, const char *name);
 /* n bytes of a tensor from `offset` within it. Thread-safe. */
 int ckpt_read(struct ckpt *c, const struct ckpt_tensor *t, uint64_t offset, void *buf, uint64_t n,
               struct err *e);
+/* The same bytes, for who reads a model once and keeps them: what the page cache does not hold is read past
+ * it, through `bounce` (aligned to CKPT_PAST_ALIGN, n + 2 * CKPT_PAST_ALIGN bytes or more; one for each
+ * thread). That takes less processor time, and the cache keeps what others have in it. Where a file system
+ * cannot, it is ckpt_read. Thread-safe. */
+#define CKPT_PAST_ALIGN 4096u
+int ckpt_read_past(struct ckpt *c, const struct ckpt_tensor *t, uint64_t offset, void *buf, uint64_t n,
+                   unsigned char *bounce, struct err *e);
 /* Path of a file in the directory, in the arena. */
 const char *ckpt_path(struct ckpt *c, const char *name);
 /* Identifies the model without reading weights: SHA-256 over "name size sha256-of-header\n" of every shard in

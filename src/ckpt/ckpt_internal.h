@@ -43,6 +43,11 @@ struct opening {
     bool second_copy;           /* there is no index, and files named consolidated* stand beside others */
 };
 
+/* reading.c: the open file of a shard; where n bytes from `offset` of a tensor lie in it */
+int ckpt_shard_fd(struct ckpt *c, struct ckpt_shard *s, int *fd, struct err *e);
+int ckpt_range(struct ckpt *c, const struct ckpt_tensor *t, uint64_t offset, uint64_t n, uint64_t *at,
+               struct err *e);
+
 /* shards.c: the list of shards, and each one's header */
 int shards_collect(struct opening *o, struct err *e);
 int shards_parse(struct opening *o, struct err *e);

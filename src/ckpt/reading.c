@@ -3,7 +3,7 @@
  * Owns: reading bytes of an open checkpoint, and the hash that identifies it. Refuses every range that is not
  * wholly within a tensor. Any number of threads may read.
  */
-#include "ckpt/ckpt.h"
+#include "ckpt/ckpt_internal.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,7 +15,7 @@
 #define PART_BYTES (1024u * 1024u)
 
 /* Opened at the first read; should two threads come at once, one descriptor wins and the other is closed. */
-static int shard_fd(struct ckpt *c, struct ckpt_shard *s, int *fd, struct err *e)
+int ckpt_shard_fd(struct ckpt *c, struct ckpt_shard *s, int *fd, struct err *e)
 {
     char path[4096];
     int have = __atomic_load_n(&s->fd, __ATOMIC_ACQUIRE), opened;
@@ -36,17 +36,26 @@ static int shard_fd(struct ckpt *c, struct ckpt_shard *s, int *fd, struct err *e
     return ERR_OK;
 }
 
+int ckpt_range(struct ckpt *c, const struct ckpt_tensor *t, uint64_t offset, uint64_t n, uint64_t *at,
+               struct err *e)
+{
+    uint64_t end;
+    if (t->shard >= c->n_shards || !add_u64(offset, n, &end) || end > t->bytes ||
+        !add_u64(t->offset, offset, at))
+        return err_set(e, ERR_INVALID, "%s: bytes %llu to +%llu are not within its %llu", t->name,
+                       (unsigned long long)offset, (unsigned long long)n, (unsigned long long)t->bytes);
+    return ERR_OK;
+}
+
 int ckpt_read(struct ckpt *c, const struct ckpt_tensor *t, uint64_t offset, void *buf, uint64_t n,
               struct err *e)
 {
-    uint64_t end, at;
-    int fd;
-    if (t->shard >= c->n_shards || !add_u64(offset, n, &end) || end > t->bytes ||
-        !add_u64(t->offset, offset, &at))
-        return err_set(e, ERR_INVALID, "%s: bytes %llu to +%llu are not within its %llu", t->name,
-                       (unsigned long long)offset, (unsigned long long)n, (unsigned long long)t->bytes);
+    uint64_t at = 0;
+    int fd, rc = ckpt_range(c, t, offset, n, &at, e);
+    if (rc)
+        return rc;
     struct ckpt_shard *s = &c->shards[t->shard];
-    int rc = shard_fd(c, s, &fd, e);
+    rc = ckpt_shard_fd(c, s, &fd, e);
     if (!rc)
         rc = file_pread(fd, s->name, buf, (size_t)n, at, e);
     if (rc)
@@ -61,7 +70,7 @@ static int hash_header(struct ckpt *c, struct ckpt_shard *s, void *part, char he
     struct sha256 *hash;
     uint64_t total = 8 + s->header_bytes;
     int fd, bad = 0;
-    int rc = shard_fd(c, s, &fd, e);
+    int rc = ckpt_shard_fd(c, s, &fd, e);
     if (!rc)
         rc = sha256_begin(&hash, e);
     if (rc)

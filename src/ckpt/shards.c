@@ -267,7 +267,7 @@ static int list_shards(struct opening *o, struct err *e)
     if (!c->shards)
         return err_set(e, ERR_NOMEM, "no memory for the list of shards");
     for (size_t i = 0; i < o->index.n_files; i++)
-        c->shards[n++] = (struct ckpt_shard){.name = o->index.files[i], .fd = -1};
+        c->shards[n++] = (struct ckpt_shard){.name = o->index.files[i], .fd = -1, .past_fd = -1};
     if (n > 1)
         qsort(c->shards, n, sizeof(*c->shards), by_shard_name);
     for (size_t i = 0; i < o->n_names; i++) {
@@ -277,7 +277,8 @@ static int list_shards(struct opening *o, struct err *e)
         name = arena_strdup(&c->arena, name);
         if (!name)
             return err_set(e, ERR_NOMEM, "no memory for a name");
-        c->shards[n++] = (struct ckpt_shard){.name = name, .unindexed = c->has_index, .fd = -1};
+        c->shards[n++] =
+            (struct ckpt_shard){.name = name, .unindexed = c->has_index, .fd = -1, .past_fd = -1};
     }
     c->n_shards = n;
     set_second_copy_aside(o);

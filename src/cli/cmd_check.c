@@ -162,6 +162,13 @@ static int run_check(const struct check_options *o, struct check_result *x, stru
         if (x->host->memory_limit_source && !po.memory_bytes)
             po.memory_bytes = 1;
     }
+    struct dev dev = {0};
+    if (!x->card && !o->root) { /* of a machine that is only a capture there is no device to ask */
+        const struct dev_options d = {.isa = c->cpu, .n_threads = c->threads};
+        if ((rc = dev_open(&dev, &d, e)) != ERR_OK)
+            return rc;
+        po.dev = &dev;
+    }
     struct ckpt *ckpt = NULL;
     struct spec *spec = NULL;
     struct spec_options so = {.arch_path = c->arch};
@@ -182,6 +189,7 @@ static int run_check(const struct check_options *o, struct check_result *x, stru
         x->payload.shards[i].name = arena_strdup(&x->payload.arena, x->payload.shards[i].name);
     spec_close(spec);
     ckpt_close(ckpt);
+    dev_close(&dev);
     return rc;
 }
 

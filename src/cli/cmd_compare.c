@@ -9,6 +9,7 @@
 
 #include "base/file.h"
 #include "cli/cli.h"
+#include "cli/cmd_compare_drift.h"
 #include "oracle/oracle.h"
 
 #define SHOWN 20 /* rows of the table for people */
@@ -16,15 +17,22 @@
 struct compare_arguments {
     struct common common;
     const char *reference, *other;
+    const char *tokens;
     uint32_t kv_dtype;
-    bool all;
+    bool all, drift;
 };
 
-enum { KEY_KV = 0x2000, KEY_ALL };
+enum { KEY_KV = 0x2000, KEY_ALL, KEY_DRIFT, KEY_TOKENS };
 
 static const struct argp_option options[] = {
     {"kv", KEY_KV, "TYPE", 0, "type of the KV pages of MODEL: f32, bf16 or f16 (default: by the weights)", 1},
     {"all", KEY_ALL, NULL, 0, "list every probe, not only those that are wrong", 1},
+    {"drift", KEY_DRIFT, NULL, 0,
+     "MODEL alone: does the error grow with the position? Device against reference kernels, decode against "
+     "prefill, past the length that the model was trained for",
+     2},
+    {"tokens", KEY_TOKENS, "N|FILE", 0,
+     "with --drift: so many tokens, or the ids of FILE (text or a trace, whose logits count too)", 2},
     {0},
 };
 
@@ -41,6 +49,12 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     case KEY_ALL:
         a->all = true;
         break;
+    case KEY_DRIFT:
+        a->drift = true;
+        break;
+    case KEY_TOKENS:
+        a->tokens = arg;
+        break;
     case ARGP_KEY_ARG:
         if (state->arg_num > 1)
             argp_error(state, "two arguments only: a trace, and another one or a MODEL");
@@ -50,7 +64,11 @@ static error_t parse(int key, char *arg, struct argp_state *state)
             a->other = arg;
         break;
     case ARGP_KEY_END:
-        if (!a->other)
+        if (a->drift && (!a->reference || a->other))
+            argp_error(state, "--drift needs a MODEL directory, and nothing else");
+        if (a->tokens && !a->drift)
+            argp_error(state, "--tokens goes with --drift");
+        if (!a->drift && !a->other)
             argp_error(state, "a REFERENCE trace is needed, and another trace or a MODEL directory");
         break;
     default:
@@ -69,6 +87,7 @@ static void write_probe(struct json_writer *w, const struct compare_probe *p)
     json_put_string(w, "state", compare_state_name(p->state));
     json_put_u64(w, "rows", p->rows);
     json_put_u64(w, "width", p->width);
+    json_put_u64(w, "rows_excluded", p->rows_excluded);
     json_put_f64(w, "cosine", p->cosine);
     json_put_f64(w, "relative_l2", p->relative_l2);
     json_put_f64(w, "worst_row_relative_l2", p->worst_row);
@@ -83,6 +102,7 @@ static void write_probe(struct json_writer *w, const struct compare_probe *p)
     json_put_f64(w, "limit", p->limit);
     json_put_string(w, "operators", p->operators);
     json_put_string(w, "fed_with", p->inputs);
+    json_put_string(w, "weights", p->weights);
     json_put_string(w, "why", p->why);
     json_end_object(w);
 }
@@ -115,6 +135,9 @@ static int print_json(const struct compare_arguments *a, const struct compare_re
     json_put_u64(&w, "not_judged", r->not_judged);
     json_put_string(&w, "first_wrong", r->first_wrong ? r->first_wrong->name : NULL);
     json_put_string(&w, "last_right", r->first_wrong && r->last_right ? r->last_right->name : NULL);
+    json_put_u64(&w, "choices", r->choices);
+    json_put_u64(&w, "choices_unknown", r->choices_unknown);
+    json_put_u64(&w, "near_ties", r->near_ties);
     json_key(&w, "logits");
     if (r->logits) {
         json_begin_object(&w);
@@ -200,6 +223,11 @@ static void print_text(const struct compare_arguments *a, const struct compare_r
     if (r->n_only_reference || r->n_only_other)
         printf("; %zu only in the reference, %zu only in the other", r->n_only_reference, r->n_only_other);
     printf("%s\n", r->identical ? "; every bit is equal" : "");
+    if (r->near_ties)
+        printf(
+            "%zu rows of the reference hang on a choice that was nearly a tie: they are not judged where it "
+            "matters\n",
+            r->near_ties);
     if (r->logits)
         printf("logits: KL mean %.3g, largest %.3g; best token agrees at %.1f %% of positions, %.1f %% of "
                "the best 5\n",
@@ -242,7 +270,7 @@ int cmd_compare(struct d0 *d0, int argc, char **argv)
     static const struct argp argp = {
         options,
         parse,
-        "REFERENCE TRACE|MODEL",
+        "REFERENCE TRACE|MODEL\n--drift MODEL",
         "Hold a trace against another, or every operator of a model against a trace, and "
         "name the first that went wrong.",
         children,
@@ -252,6 +280,10 @@ int cmd_compare(struct d0 *d0, int argc, char **argv)
     cli_parse(&argp, argc, argv, &a);
     if (isatty(STDERR_FILENO))
         d0->log.level = LOG_INFO;
+    if (a.drift) {
+        a.common.model = a.reference;
+        return cli_compare_drift(&a.common, a.tokens, a.kv_dtype);
+    }
     struct findings f;
     struct arena arena;
     struct compare_result r = {0};

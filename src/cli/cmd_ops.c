@@ -5,21 +5,26 @@
  */
 #include "api/api.h"
 #include "cli/cli.h"
+#include "cli/cmd_ops_from.h"
 #include "verify/verify.h"
 
 struct ops_arguments {
     struct common common;
     struct verify_ops_options ops;
+    const char *from;
+    size_t tokens;
     bool support;
 };
 
-enum { KEY_ONLY = 0x2000, KEY_SEED, KEY_BENCH, KEY_SUPPORT };
+enum { KEY_ONLY = 0x2000, KEY_SEED, KEY_BENCH, KEY_SUPPORT, KEY_FROM, KEY_TOKENS };
 
 static const struct argp_option options[] = {
     {"only", KEY_ONLY, "NAME", 0, "operators whose name contains NAME", 1},
     {"seed", KEY_SEED, "N", 0, "seed of the inputs (default 1)", 1},
     {"bench", KEY_BENCH, NULL, 0, "also measure speed of what passed", 1},
     {"support", KEY_SUPPORT, NULL, 0, "only list which operators of MODEL the device runs", 1},
+    {"from", KEY_FROM, "TRACE", 0, "run the operators of MODEL on what TRACE recorded, layer by layer", 1},
+    {"tokens", KEY_TOKENS, "N", 0, "with --from: the first N positions of TRACE (default 64, 0: all)", 1},
     {0},
 };
 
@@ -42,7 +47,15 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     case KEY_SUPPORT:
         a->support = true;
         break;
+    case KEY_FROM:
+        a->from = arg;
+        break;
+    case KEY_TOKENS:
+        a->tokens = (size_t)cli_int(state, "--tokens", arg, 0, INT32_MAX);
+        break;
     case ARGP_KEY_END:
+        if (a->from && (!a->common.model || a->support || a->ops.bench))
+            argp_error(state, "--from needs a MODEL directory, and goes with neither --support nor --bench");
         if (a->support && !a->common.model)
             argp_error(state, "--support needs a MODEL directory");
         break;
@@ -204,8 +217,10 @@ int cmd_ops(struct d0 *d0, int argc, char **argv)
     static const struct argp argp = {
         options,  parse, "[MODEL]", "Operators of a device: correctness, speed, support.",
         children, NULL,  NULL};
-    struct ops_arguments a = {.common = {.d0 = d0}, .ops = {.seed = 1}};
+    struct ops_arguments a = {.common = {.d0 = d0}, .ops = {.seed = 1}, .tokens = 64};
     cli_parse(&argp, argc, argv, &a);
+    if (a.from)
+        return cli_ops_from(&a.common, a.from, a.ops.only, a.tokens);
     struct ops_output o = {0};
     arena_init(&o.arena, &d0->mem, MEM_REPORT);
     struct findings f;

@@ -32,6 +32,7 @@ enum {
     KEY_CHUNK,
     KEY_NAME,
     KEY_NO_PREFIX,
+    KEY_SNAPSHOTS,
     KEY_WAITING,
     KEY_KV
 };
@@ -51,6 +52,9 @@ static const struct argp_option options[] = {
     {"prefill-chunk", KEY_CHUNK, "N", 0, "most prompt tokens of one request in one step (default: what fits)",
      2},
     {"max-waiting", KEY_WAITING, "N", 0, "queued requests beyond which new ones get 429 (default 1024)", 2},
+    {"snapshots", KEY_SNAPSHOTS, "N", 0,
+     "recurrent states kept for the prefix cache (default: as many as max-seqs, none where memory is short)",
+     2},
     {"no-prefix-cache", KEY_NO_PREFIX, NULL, 0, "compute every prompt anew", 2},
     {0},
 };
@@ -97,6 +101,9 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         break;
     case KEY_WAITING:
         a->serve.max_waiting = (uint32_t)cli_int(state, "--max-waiting", arg, 1, 1 << 20);
+        break;
+    case KEY_SNAPSHOTS:
+        a->session.n_snapshots = (uint32_t)cli_int(state, "--snapshots", arg, 0, 1 << 16);
         break;
     case KEY_NO_PREFIX:
         a->serve.prefix_cache = false;
@@ -175,6 +182,7 @@ int cmd_serve(struct d0 *d0, int argc, char **argv)
     static const struct argp argp = {options,  parse, "MODEL", "OpenAI-compatible HTTP service.",
                                      children, NULL,  NULL};
     struct serve_arguments a = {.common = {.d0 = d0, .needs_model = true},
+                                .session = {.n_snapshots = UINT32_MAX},
                                 .serve = {.port = 8000, .prefix_cache = true}};
     cli_parse(&argp, argc, argv, &a);
     struct err e = {0};
@@ -188,6 +196,8 @@ int cmd_serve(struct d0 *d0, int argc, char **argv)
             return cli_error(&a.common, &e);
         }
     }
+    if (!a.serve.prefix_cache)
+        a.session.n_snapshots = 0;
     a.session.model_dir = a.common.model;
     a.session.arch_path = a.common.arch;
     a.session.device = a.common.device;

@@ -297,6 +297,20 @@ static int cpu_copy_out(struct d0_queue *q, const struct d0_buffer *b, uint64_t 
     return rc;
 }
 
+static int cpu_copy(struct d0_queue *q, struct d0_buffer *to, uint64_t to_offset,
+                    const struct d0_buffer *from, uint64_t from_offset, uint64_t bytes, struct d0_status *st)
+{
+    (void)q;
+    if (to == from)
+        return status_set(st, D0_E_INVALID, "cpu: a copy from a buffer to itself");
+    int rc = check_range(from, from_offset, bytes, st);
+    if (rc == D0_OK)
+        rc = check_range(to, to_offset, bytes, st);
+    if (rc == D0_OK && bytes)
+        memcpy(to->data + to_offset, from->data + from_offset, bytes);
+    return rc;
+}
+
 const struct d0_device_api *cpu_device_api(void)
 {
     static const struct d0_device_api api = {
@@ -318,12 +332,14 @@ const struct d0_device_api *cpu_device_api(void)
         .event_wait = cpu_event_wait,
         .copy_in = cpu_copy_in,
         .copy_out = cpu_copy_out,
+        .copy = cpu_copy,
         .supports = cpu_supports,
         .compile = cpu_compile,
         .exec_destroy = cpu_exec_destroy,
         .bind = cpu_bind,
         .run = cpu_run,
         .read_output = cpu_read_output,
+        .scratch_need = cpu_scratch_need,
     };
     return &api;
 }

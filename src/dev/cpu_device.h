@@ -37,6 +37,7 @@ void cpu_memory_put(struct d0_device *d, struct d0_buffer *b);
 /* The part of the table that compiles and runs (cpu_exec.c). */
 int cpu_supports(struct d0_device *d, const struct d0_part *p, uint32_t node, char *reason,
                  size_t reason_bytes);
+int cpu_scratch_need(struct d0_device *d, const struct d0_part *p, uint64_t *bytes, struct d0_status *st);
 int cpu_compile(struct d0_device *d, const struct d0_part *p, struct d0_exec **out, struct d0_status *st);
 void cpu_exec_destroy(struct d0_device *d, struct d0_exec *x);
 int cpu_bind(struct d0_exec *x, uint32_t value, struct d0_buffer *b, uint64_t offset, struct d0_status *st);

@@ -209,18 +209,25 @@ static void compile_node(struct d0_exec *x, const struct d0_part *p, uint32_t i)
     x->shared_bytes = shared > x->shared_bytes ? shared : x->shared_bytes;
 }
 
-static int fill_slots(struct d0_exec *x, const struct d0_part *p, struct d0_status *st)
+static void fill_slots(struct d0_exec *x, const struct d0_part *p)
 {
-    int rc = cpu_memory_get(x->device, p->scratch_bytes, &x->scratch, "scratch", st);
-    if (rc != D0_OK)
-        return rc;
-    mem_account(x->device->mem, MEM_SCRATCH, (int64_t)x->scratch.bytes);
     for (uint32_t i = 0; i < p->n_values; i++) {
         struct cpu_slot *s = &x->slots[i];
         s->value = p->values[i];
         s->kind = s->value.kind;
         tensor_value_bytes(&s->value, x->max_dims, &s->bytes);
         (void)tensor_form_of(&s->value, &s->form); /* stays empty for what is plain */
+    }
+}
+
+static int step_memory(struct d0_exec *x, const struct d0_part *p, struct d0_status *st)
+{
+    int rc = cpu_memory_get(x->device, p->scratch_bytes, &x->scratch, "scratch", st);
+    if (rc != D0_OK)
+        return rc;
+    mem_account(x->device->mem, MEM_SCRATCH, (int64_t)x->scratch.bytes);
+    for (uint32_t i = 0; i < x->n_slots; i++) {
+        struct cpu_slot *s = &x->slots[i];
         if (s->kind == D0_VALUE_ACTIVATION || s->kind == D0_VALUE_OUTPUT)
             s->address = x->scratch.data + s->value.offset;
         else
@@ -229,22 +236,30 @@ static int fill_slots(struct d0_exec *x, const struct d0_part *p, struct d0_stat
     return D0_OK;
 }
 
+/* Of all threads together; sets the bytes of each. */
+static int thread_bytes(struct d0_exec *x, uint64_t *bytes, struct d0_status *st)
+{
+    if (x->kernel_bytes > SIZE_MAX - 63 ||
+        !mul_u64(ALIGN_UP(x->kernel_bytes, 64), pool_threads(x->device->pool), bytes))
+        return status_set(st, D0_E_NOMEM, "cpu: kernels want %zu bytes of scratch per thread",
+                          x->kernel_bytes);
+    x->kernel_bytes = ALIGN_UP(x->kernel_bytes, 64);
+    return D0_OK;
+}
+
 /* Scratch of the kernels: some for each thread, some for the node that runs. */
 static int kernel_memory(struct d0_exec *x, struct d0_status *st)
 {
     uint64_t bytes;
-    if (x->kernel_bytes > SIZE_MAX - 63 ||
-        !mul_u64(ALIGN_UP(x->kernel_bytes, 64), pool_threads(x->device->pool), &bytes))
-        return status_set(st, D0_E_NOMEM, "cpu: kernels want %zu bytes of scratch per thread",
-                          x->kernel_bytes);
-    x->kernel_bytes = ALIGN_UP(x->kernel_bytes, 64);
-    int rc = cpu_memory_get(x->device, bytes, &x->kernel_scratch, "scratch of kernels", st);
+    int rc = thread_bytes(x, &bytes, st);
+    if (rc == D0_OK)
+        rc = cpu_memory_get(x->device, bytes, &x->kernel_scratch, "scratch of kernels", st);
     if (rc == D0_OK && x->shared_bytes)
         rc = cpu_memory_get(x->device, x->shared_bytes, &x->kernel_shared, "scratch of one kernel", st);
     if (x->kernel_scratch.data)
-        mem_account(x->device->mem, MEM_SCRATCH, (int64_t)x->kernel_scratch.bytes);
+        mem_account(x->device->mem, MEM_KERNELS, (int64_t)x->kernel_scratch.bytes);
     if (x->kernel_shared.data)
-        mem_account(x->device->mem, MEM_SCRATCH, (int64_t)x->kernel_shared.bytes);
+        mem_account(x->device->mem, MEM_KERNELS, (int64_t)x->kernel_shared.bytes);
     for (uint32_t i = 0; rc == D0_OK && i < x->n_nodes; i++) {
         x->nodes[i].args.scratch = x->kernel_scratch.data;
         x->nodes[i].args.scratch_bytes = x->kernel_bytes;
@@ -253,22 +268,22 @@ static int kernel_memory(struct d0_exec *x, struct d0_status *st)
     return rc;
 }
 
-static int compile_all(struct d0_exec *x, const struct d0_part *p, struct d0_status *st)
+static int compile_nodes(struct d0_exec *x, const struct d0_part *p, bool skip, struct d0_status *st)
 {
-    int rc = fill_slots(x, p, st);
-    if (rc != D0_OK)
-        return rc;
     for (uint32_t i = 0; i < p->n_nodes; i++) {
         char reason[256] = "";
-        if (!node_supported(x->device, p, i, reason, sizeof(reason)))
+        if (node_supported(x->device, p, i, reason, sizeof(reason)))
+            compile_node(x, p, i);
+        else if (!skip)
             return status_set(st, D0_E_UNSUPPORTED, "cpu: node %u (operator %u, layer %d): %s", i,
                               p->nodes[i].op, p->nodes[i].layer, reason);
-        compile_node(x, p, i);
     }
-    return kernel_memory(x, st);
+    return D0_OK;
 }
 
-int cpu_compile(struct d0_device *d, const struct d0_part *p, struct d0_exec **out, struct d0_status *st)
+/* All but its memory. skip: leave out nodes that do not run here, so the result is for counting only. */
+static int prepare(struct d0_device *d, const struct d0_part *p, bool skip, struct d0_exec **out,
+                   struct d0_status *st)
 {
     int rc = part_check(p, st);
     if (rc != D0_OK)
@@ -282,7 +297,37 @@ int cpu_compile(struct d0_device *d, const struct d0_part *p, struct d0_exec **o
     memcpy(x->max_dims, p->max_dims, sizeof(x->max_dims));
     x->nodes = calloc(p->n_nodes + 1u, sizeof(*x->nodes));
     x->slots = calloc(p->n_values + 1u, sizeof(*x->slots));
-    rc = x->nodes && x->slots ? compile_all(x, p, st) : status_set(st, D0_E_NOMEM, "cpu: out of memory");
+    if (x->nodes && x->slots) {
+        fill_slots(x, p);
+        rc = compile_nodes(x, p, skip, st);
+    } else {
+        rc = status_set(st, D0_E_NOMEM, "cpu: out of memory");
+    }
+    *out = x;
+    return rc;
+}
+
+int cpu_scratch_need(struct d0_device *d, const struct d0_part *p, uint64_t *bytes, struct d0_status *st)
+{
+    struct d0_exec *x = NULL;
+    *bytes = 0;
+    int rc = prepare(d, p, true, &x, st);
+    if (rc == D0_OK)
+        rc = thread_bytes(x, bytes, st);
+    if (rc == D0_OK && !add_u64(*bytes, x->shared_bytes, bytes))
+        rc = status_set(st, D0_E_NOMEM, "cpu: a kernel wants %zu bytes of scratch", x->shared_bytes);
+    cpu_exec_destroy(d, x);
+    return rc;
+}
+
+int cpu_compile(struct d0_device *d, const struct d0_part *p, struct d0_exec **out, struct d0_status *st)
+{
+    struct d0_exec *x = NULL;
+    int rc = prepare(d, p, false, &x, st);
+    if (rc == D0_OK)
+        rc = step_memory(x, p, st);
+    if (rc == D0_OK)
+        rc = kernel_memory(x, st);
     if (rc != D0_OK) {
         cpu_exec_destroy(d, x);
         return rc;
@@ -295,11 +340,15 @@ void cpu_exec_destroy(struct d0_device *d, struct d0_exec *x)
 {
     if (!x)
         return;
-    struct d0_buffer *held[] = {&x->scratch, &x->kernel_scratch, &x->kernel_shared};
+    const struct {
+        struct d0_buffer *b;
+        enum mem_tag tag;
+    } held[] = {
+        {&x->scratch, MEM_SCRATCH}, {&x->kernel_scratch, MEM_KERNELS}, {&x->kernel_shared, MEM_KERNELS}};
     for (size_t i = 0; i < ARRAY_LEN(held); i++)
-        if (held[i]->data) {
-            mem_account(d->mem, MEM_SCRATCH, -(int64_t)held[i]->bytes);
-            cpu_memory_put(d, held[i]);
+        if (held[i].b->data) {
+            mem_account(d->mem, held[i].tag, -(int64_t)held[i].b->bytes);
+            cpu_memory_put(d, held[i].b);
         }
     free(x->nodes);
     free(x->slots);

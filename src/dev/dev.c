@@ -166,6 +166,24 @@ int dev_copy_out(struct dev *d, struct d0_queue *q, const struct d0_buffer *b, u
     return translate(d, d->api->copy_out(q, b, off, host, n, &st), &st, "copy_out", e);
 }
 
+/* An optional function of a table that may be older, and shorter, than ours. */
+#define HAS(d, member)                                                                                       \
+    ((d)->api->size >= offsetof(struct d0_device_api, member) + sizeof((d)->api->member) && (d)->api->member)
+
+bool dev_can_copy(const struct dev *d)
+{
+    return HAS(d, copy);
+}
+
+int dev_copy(struct dev *d, struct d0_queue *q, struct d0_buffer *to, uint64_t to_off,
+             const struct d0_buffer *from, uint64_t from_off, uint64_t n, struct err *e)
+{
+    if (!dev_can_copy(d))
+        return err_set(e, ERR_UNSUPPORTED, "device %s cannot copy between buffers", d->api->name);
+    struct d0_status st = STATUS_INIT;
+    return translate(d, d->api->copy(q, to, to_off, from, from_off, n, &st), &st, "copy", e);
+}
+
 int dev_wait(struct dev *d, struct d0_queue *q, uint64_t timeout_ns, struct err *e)
 {
     struct d0_status st = STATUS_INIT;
@@ -180,6 +198,25 @@ bool dev_supports(struct dev *d, const struct d0_part *part, uint32_t node, char
     if (reason_bytes)
         reason[reason_bytes - 1] = '\0';
     return yes;
+}
+
+bool dev_says_scratch(const struct dev *d)
+{
+    return HAS(d, scratch_need);
+}
+
+int dev_scratch_need(struct dev *d, const struct d0_part *part, uint64_t *bytes, struct err *e)
+{
+    struct d0_status st = STATUS_INIT;
+    *bytes = 0;
+    if (!dev_says_scratch(d))
+        return ERR_OK;
+    return translate(d, d->api->scratch_need(d->handle, part, bytes, &st), &st, "scratch_need", e);
+}
+
+int dev_scratch_plan(void *context, const struct d0_part *part, uint64_t *bytes, struct err *e)
+{
+    return dev_scratch_need(context, part, bytes, e);
 }
 
 int dev_compile(struct dev *d, const struct d0_part *part, struct d0_exec **out, struct err *e)

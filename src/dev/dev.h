@@ -47,9 +47,18 @@ int dev_copy_in(struct dev *d, struct d0_queue *q, struct d0_buffer *b, uint64_t
                 uint64_t n, struct err *e);
 int dev_copy_out(struct dev *d, struct d0_queue *q, const struct d0_buffer *b, uint64_t off, void *host,
                  uint64_t n, struct err *e);
+/* Within the device, between two buffers; ERR_UNSUPPORTED where dev_can_copy is false. */
+int dev_copy(struct dev *d, struct d0_queue *q, struct d0_buffer *to, uint64_t to_off,
+             const struct d0_buffer *from, uint64_t from_off, uint64_t n, struct err *e);
+bool dev_can_copy(const struct dev *d);
 int dev_wait(struct dev *d, struct d0_queue *q, uint64_t timeout_ns, struct err *e);
 bool dev_supports(struct dev *d, const struct d0_part *part, uint32_t node, char *reason,
                   size_t reason_bytes);
+/* Bytes that compiling the part would take beyond its scratch_bytes; 0 where the device does not say. */
+int dev_scratch_need(struct dev *d, const struct d0_part *part, uint64_t *bytes, struct err *e);
+/* The same as a function for plan_options.device_need: context is a struct dev. */
+int dev_scratch_plan(void *context, const struct d0_part *part, uint64_t *bytes, struct err *e);
+bool dev_says_scratch(const struct dev *d);
 int dev_compile(struct dev *d, const struct d0_part *part, struct d0_exec **out, struct err *e);
 void dev_exec_free(struct dev *d, struct d0_exec *x);
 int dev_bind(struct dev *d, struct d0_exec *x, uint32_t value, struct d0_buffer *b, uint64_t off,

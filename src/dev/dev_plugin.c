@@ -8,7 +8,7 @@
 int dev_plugin_load(const char *path, void **plugin, const struct d0_device_api **out, struct err *e)
 {
     static const struct plugin_want want = {"device", D0_DEVICE_PLUGIN_SYMBOL, D0_DEVICE_ABI_VERSION,
-                                            sizeof(struct d0_device_api)};
+                                            D0_DEVICE_API_BYTES_LEAST};
     const void *table = NULL;
     int rc = plugin_load(path, &want, plugin, &table, e);
     if (rc != ERR_OK)

@@ -2,7 +2,8 @@
  *
  * Owns: one step: the plan's arrays become the graph's inputs, the graph runs, rows of logits become tokens.
  * Refuses: a plan that does not validate, two sequences that share a page which one of them writes or a slot,
- * a sequence that goes on from a state which is not there, and allocation.
+ * a sequence that goes on from a state which is not there, a snapshot that is read and written, and
+ * allocation.
  */
 #include "engine/engine_internal.h"
 
@@ -148,37 +149,82 @@ static int check_pages(struct engine *x, const struct step_plan *p, struct err *
     return ERR_OK;
 }
 
-/* A state has no history: it goes on from where it stands, or from nothing. From here on the slots of this
- * step stand nowhere, until it has succeeded. */
-static int take_slots(struct engine *x, const struct step_plan *p, struct err *e)
+/* What this step writes is written by one sequence: its slot, and the snapshot that it saves. */
+static int claim_slots(struct engine *x, const struct step_plan *p, struct err *e)
 {
     const struct step_seq *q = seqs_of(p);
     uint64_t step = ++x->n_slot_steps;
     for (uint32_t s = 0; s < p->n_seqs; s++) {
-        struct slot_state *slot = &x->slot[q[s].slot];
+        struct slot_state *slot = &x->slot[q[s].slot],
+                          *saved = q[s].save ? &x->snapshot[q[s].save - 1] : NULL;
         if (slot->step == step)
             return err_set(e, ERR_FORMAT, "step plan: slot %u is used twice in one step", q[s].slot);
+        if (saved && saved->step == step)
+            return err_set(e, ERR_FORMAT, "step plan: snapshot %u is saved twice in one step", q[s].save - 1);
         slot->step = step;
-        if (q[s].position == 0 || q[s].position == slot->next)
-            continue;
-        if (slot->next == SLOT_UNKNOWN)
-            return err_set(e, ERR_FORMAT,
-                           "step plan: seqs[%u] goes on at position %u, slot %u holds no state", s,
-                           q[s].position, q[s].slot);
-        return err_set(e, ERR_FORMAT,
-                       "step plan: seqs[%u] goes on at position %u, the state in slot %u stands at %u", s,
-                       q[s].position, q[s].slot, slot->next);
+        if (saved)
+            saved->step = step;
     }
-    for (uint32_t s = 0; s < p->n_seqs; s++)
-        x->slot[q[s].slot].next = SLOT_UNKNOWN;
     return ERR_OK;
+}
+
+/* A state has no history: it goes on from where it stands, from a snapshot, or from nothing. From here on the
+ * slots of this step and the snapshots that it saves stand nowhere, until it has succeeded. */
+static int take_slots(struct engine *x, const struct step_plan *p, struct err *e)
+{
+    const struct step_seq *q = seqs_of(p);
+    int rc = claim_slots(x, p, e);
+    for (uint32_t s = 0; rc == ERR_OK && s < p->n_seqs; s++) {
+        bool kept = q[s].restore != 0;
+        const struct slot_state *from = kept ? &x->snapshot[q[s].restore - 1] : &x->slot[q[s].slot];
+        const char *what = kept ? "snapshot" : "slot";
+        uint32_t at = kept ? q[s].restore - 1 : q[s].slot;
+        if (kept && from->step == x->n_slot_steps)
+            rc = err_set(e, ERR_FORMAT, "step plan: snapshot %u is restored and saved in one step", at);
+        else if (q[s].position == 0 || q[s].position == from->next)
+            continue;
+        else if (from->next == SLOT_UNKNOWN)
+            rc = err_set(e, ERR_FORMAT, "step plan: seqs[%u] goes on at position %u, %s %u holds no state", s,
+                         q[s].position, what, at);
+        else
+            rc = err_set(e, ERR_FORMAT,
+                         "step plan: seqs[%u] goes on at position %u, the state in %s %u stands at %u", s,
+                         q[s].position, what, at, from->next);
+    }
+    for (uint32_t s = 0; rc == ERR_OK && s < p->n_seqs; s++) {
+        x->slot[q[s].slot].next = SLOT_UNKNOWN;
+        if (q[s].save)
+            x->snapshot[q[s].save - 1].next = SLOT_UNKNOWN;
+    }
+    return rc;
 }
 
 static void advance_slots(struct engine *x, const struct step_plan *p)
 {
     const struct step_seq *q = seqs_of(p);
-    for (uint32_t s = 0; s < p->n_seqs; s++)
+    for (uint32_t s = 0; s < p->n_seqs; s++) {
         x->slot[q[s].slot].next = q[s].position + q[s].n_tokens;
+        if (q[s].save)
+            x->snapshot[q[s].save - 1].next = q[s].position + q[s].n_tokens;
+    }
+}
+
+/* Every state of a sequence: from its snapshot into its slot, or the other way. */
+static int copy_states(struct engine *x, const struct step_plan *p, bool save, struct err *e)
+{
+    const struct step_seq *q = seqs_of(p);
+    int rc = ERR_OK;
+    for (uint32_t s = 0; s < p->n_seqs; s++) {
+        uint32_t snapshot = save ? q[s].save : q[s].restore;
+        for (uint32_t i = 0; rc == ERR_OK && snapshot && i < x->graph->n_values; i++) {
+            uint64_t bytes = x->slot_bytes[i], own = bytes * q[s].slot, kept = bytes * (snapshot - 1);
+            if (bytes && save)
+                rc = dev_copy(x->dev, x->queue, x->kept[i], kept, x->own[i], own, bytes, e);
+            else if (bytes)
+                rc = dev_copy(x->dev, x->queue, x->own[i], own, x->kept[i], kept, bytes, e);
+        }
+    }
+    return rc;
 }
 
 static int check_hidden(const struct engine *x, const struct step_plan *p, struct err *e)
@@ -245,11 +291,15 @@ static void write_outcome(struct engine *x, const struct step_plan *p, struct st
     step_result_finish(r, n_tops);
 }
 
-static int run_graph(struct engine *x, uint32_t n_rows, struct err *e)
+static int run_graph(struct engine *x, const struct step_plan *p, uint32_t n_rows, struct err *e)
 {
     int rc = copy_inputs(x, e);
     if (rc == ERR_OK)
+        rc = copy_states(x, p, false, e);
+    if (rc == ERR_OK)
         rc = dev_run(x->dev, x->queue, x->exec, &x->dims, e);
+    if (rc == ERR_OK)
+        rc = copy_states(x, p, true, e);
     if (rc == ERR_OK && n_rows)
         rc = dev_read_output(x->dev, x->queue, x->exec, x->result, 0, x->logit_rows,
                              (uint64_t)n_rows * x->width * sizeof(float), e);
@@ -279,7 +329,7 @@ static int run_step(struct engine *x, const struct step_plan *p, void *result, s
     fill_table(x, p);
     fill_rows(x, p);
     fill_slots(x, p);
-    rc = run_graph(x, w.rows, e);
+    rc = run_graph(x, p, w.rows, e);
     x->ran = rc == ERR_OK;
     for (uint32_t i = 0; i < x->n_hidden; i++)
         x->hidden[i].n_set = 0;

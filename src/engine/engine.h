@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The executor: one ragged step in, one result out. Owns weights, KV pages, slots of recurrent state and the
- * compiled graph of one rank; sees ids and tensors, never text. Request state belongs to the scheduler, which
- * decides pages, slots and positions.
+ * The executor: one ragged step in, one result out. Owns weights, KV pages, slots of recurrent state,
+ * snapshots of them and the compiled graph of one rank; sees ids and tensors, never text. Request state
+ * belongs to the scheduler, which decides pages, slots and positions.
  *
  * step_plan and step_result are flat, pointer-free, size-limited messages: a header, then arrays at byte
  * offsets within the message. They cross a socket unchanged (same machine architecture) and are validated
@@ -16,7 +16,7 @@
 #include "load/load.h"
 
 /* ---- messages ---- */
-#define STEP_PLAN_MAGIC   0x32503044u /* "D0P2" */
+#define STEP_PLAN_MAGIC   0x33503044u /* "D0P3" */
 #define STEP_RESULT_MAGIC 0x31523044u /* "D0R1" */
 #define STEP_MAX_BYTES    (64u << 20)
 #define STEP_MAX_TOP      20 /* alternatives returned with a token */
@@ -46,7 +46,9 @@ struct step_seq {
     uint32_t first_page;  /* index into pages: the sequence's page table from position 0 */
     uint32_t n_pages;
     uint32_t flags;
-    uint32_t slot; /* of recurrent state; 0 where the model has none */
+    uint32_t slot;    /* of recurrent state; 0 where the model has none */
+    uint32_t restore; /* 1 + snapshot whose state is copied into the slot before this run; 0: none */
+    uint32_t save;    /* 1 + snapshot that gets a copy of the state after this run; 0: none */
     uint32_t reserved;
     struct step_sampling sampling;
 };
@@ -125,7 +127,8 @@ struct engine_limits {
     uint32_t n_pages;           /* KV pages of this engine */
     uint32_t page_tokens;
     uint32_t vocab;
-    uint32_t n_slots; /* sequences that can have a recurrent state at a time; 0: the model has none */
+    uint32_t n_slots;     /* sequences that can have a recurrent state at a time; 0: the model has none */
+    uint32_t n_snapshots; /* states that can be kept beside those, for others to begin from */
 };
 
 /* Every field of an untrusted message against the limits; ERR_FORMAT or ERR_LIMIT naming the field. Strict:
@@ -153,7 +156,9 @@ struct engine;
 
 struct engine_options {
     struct engine_limits limits; /* page_tokens and vocab are taken from the graph; n_slots too where it has
-                                  * no recurrent state, else 0 means max_seqs */
+                                  * no recurrent state, else 0 means max_seqs; n_snapshots becomes 0 where
+                                  * it has none, where sequences cannot share pages (graph_pages_shareable)
+                                  * and where the device cannot copy */
     bool probes;                 /* keep every probe of the graph readable after a step */
     bool poison; /* fill all states with NaN at open: shows any read of what was never written */
     struct mem *mem;
@@ -172,8 +177,9 @@ void engine_memory(const struct engine *x, uint64_t *kv, uint64_t *scratch);
  * result, aligned to 8). A step that fails as a whole still gives a result with `error` set (where result_cap
  * holds one); the return value and *e say the same. Pages that this step writes must belong to one sequence
  * only. A recurrent state cannot be looked up by position: a sequence begins at position 0 or goes on, in its
- * slot, where the last step left that slot; after a step that failed it begins anew. Steady state allocates
- * nothing. */
+ * slot, where the last step left that slot or where a snapshot that it restores stands; after a step that
+ * failed it begins anew. A snapshot that a step saves is restored in no run of that step, is saved once, and
+ * holds nothing if the step fails. Steady state allocates nothing. */
 int engine_step(struct engine *x, const struct step_plan *plan, size_t plan_bytes, void *result,
                 size_t result_cap, struct err *e);
 /* Upper bound of the result of any plan within the limits, for sizing buffers. */

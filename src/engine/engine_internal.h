@@ -30,7 +30,9 @@ struct engine {
     struct engine_limits limits;
     struct d0_exec *exec;
     struct d0_queue *queue;
-    struct d0_buffer **own; /* by value id: inputs and states */
+    struct d0_buffer **own;  /* by value id: inputs and states */
+    struct d0_buffer **kept; /* by value id: snapshots [n_snapshots, ...] of states in slots */
+    uint64_t *slot_bytes;    /* by value id: of one slot; 0 where it has none */
     uint64_t kv_bytes;
     bool has_state; /* pages; slots are limits.n_slots */
     struct hidden_input hidden[ENGINE_MAX_HIDDEN];
@@ -46,8 +48,9 @@ struct engine {
     float *logit_rows;                                        /* [max_rows, width] */
     uint64_t logit_bytes;
     struct sampler_scratch scratch;
-    uint64_t *page_writer;   /* [n_pages] n_steps << 32 | sequence that wrote it last */
-    struct slot_state *slot; /* [n_slots] */
+    uint64_t *page_writer;       /* [n_pages] n_steps << 32 | sequence that wrote it last */
+    struct slot_state *slot;     /* [n_slots] */
+    struct slot_state *snapshot; /* [n_snapshots]; `step`: that saved it last */
     uint64_t n_steps, n_slot_steps;
     struct d0_step_dims dims;
     bool ran;

@@ -86,8 +86,8 @@ static int check_paged(struct engine *x, uint32_t id, struct err *e)
 
 static int check_values(struct engine *x, struct err *e)
 {
-    uint32_t n_slots = x->limits.n_slots;
-    x->limits.n_slots = 0;
+    uint32_t n_slots = x->limits.n_slots, n_snapshots = x->limits.n_snapshots;
+    x->limits.n_slots = x->limits.n_snapshots = 0;
     for (uint32_t i = 0; i < x->graph->n_values; i++) {
         uint32_t kind = x->graph->values[i].kind;
         int rc = kind == D0_VALUE_INPUT                   ? check_input(x, i, e)
@@ -97,6 +97,8 @@ static int check_values(struct engine *x, struct err *e)
         if (rc != ERR_OK)
             return rc;
     }
+    if (x->limits.n_slots && dev_can_copy(x->dev) && graph_pages_shareable(x->graph))
+        x->limits.n_snapshots = n_snapshots;
     return ERR_OK;
 }
 
@@ -139,6 +141,9 @@ static int check_limits(const struct engine_limits *l, struct err *e)
                            INT32_MAX);
     if (l->n_slots > INT32_MAX)
         return err_set(e, ERR_INVALID, "engine: n_slots is %u, must be at most %d", l->n_slots, INT32_MAX);
+    if (l->n_snapshots > INT32_MAX)
+        return err_set(e, ERR_INVALID, "engine: n_snapshots is %u, must be at most %d", l->n_snapshots,
+                       INT32_MAX);
     return ERR_OK;
 }
 
@@ -165,6 +170,8 @@ static int make_arrays(struct engine *x, bool probes, struct err *e)
     const struct engine_limits *l = &x->limits;
     struct arena *a = &x->arena;
     x->own = arena_alloc_n(a, x->graph->n_values + (size_t)1, sizeof(struct d0_buffer *));
+    x->kept = arena_alloc_n(a, x->graph->n_values + (size_t)1, sizeof(struct d0_buffer *));
+    x->slot_bytes = arena_alloc_n(a, x->graph->n_values + (size_t)1, sizeof(uint64_t));
     x->ids = arena_alloc_n(a, l->max_tokens, sizeof(int32_t));
     x->positions = arena_alloc_n(a, l->max_tokens, sizeof(int32_t));
     x->seq_of = arena_alloc_n(a, l->max_tokens, sizeof(int32_t));
@@ -172,17 +179,21 @@ static int make_arrays(struct engine *x, bool probes, struct err *e)
     x->rows = arena_alloc_n(a, l->max_rows, sizeof(int32_t));
     x->slots = arena_alloc_n(a, l->max_seqs, sizeof(int32_t));
     x->slot = arena_alloc_n(a, l->n_slots + (size_t)1, sizeof(*x->slot));
+    x->snapshot = arena_alloc_n(a, l->n_snapshots + (size_t)1, sizeof(*x->snapshot));
     x->page_writer = arena_alloc_n(a, l->n_pages, sizeof(uint64_t));
     x->probes = arena_alloc_n(a, x->graph->n_values + (size_t)1, sizeof(uint32_t));
     uint32_t sampled = x->logits ? x->width : 1;
     x->scratch.values = arena_alloc_n(a, sampled, sizeof(float));
     x->scratch.ids = arena_alloc_n(a, sampled, sizeof(int32_t));
-    if (!x->own || !x->ids || !x->positions || !x->seq_of || !x->table || !x->rows || !x->slots || !x->slot ||
-        !x->page_writer || !x->probes || !x->scratch.values || !x->scratch.ids)
+    if (!x->own || !x->kept || !x->slot_bytes || !x->snapshot || !x->ids || !x->positions || !x->seq_of ||
+        !x->table || !x->rows || !x->slots || !x->slot || !x->page_writer || !x->probes ||
+        !x->scratch.values || !x->scratch.ids)
         return err_set(e, ERR_NOMEM, "engine: out of memory for a step of %u tokens and %u sequences",
                        l->max_tokens, l->max_seqs);
     for (uint32_t i = 0; i < l->n_slots; i++)
         x->slot[i] = (struct slot_state){.next = SLOT_UNKNOWN};
+    for (uint32_t i = 0; i < l->n_snapshots; i++)
+        x->snapshot[i] = (struct slot_state){.next = SLOT_UNKNOWN};
     if (x->logits) {
         if (!mul_u64((uint64_t)l->max_rows * x->width, sizeof(float), &x->logit_bytes) ||
             x->logit_bytes > PTRDIFF_MAX || !(x->logit_rows = malloc(x->logit_bytes))) {
@@ -216,19 +227,34 @@ static int poison_state(struct engine *x, struct d0_buffer *b, uint64_t bytes, s
     return rc;
 }
 
-static int make_buffer(struct engine *x, uint32_t id, bool poison, struct err *e)
+static int make_state(struct engine *x, struct d0_buffer **b, uint64_t bytes, bool poison, struct err *e)
 {
-    const struct d0_value *v = &x->graph->values[id];
-    uint64_t bytes;
-    if (!tensor_value_bytes(v, x->graph->max_dims, &bytes))
-        return err_set(e, ERR_LIMIT, "%s is too large to address", x->graph->info[id].name);
-    int rc = dev_buffer(x->dev, bytes, &x->own[id], e);
-    if (rc != ERR_OK || v->kind != D0_VALUE_STATE)
+    int rc = dev_buffer(x->dev, bytes, b, e);
+    if (rc != ERR_OK)
         return rc;
     x->kv_bytes += bytes;
     if (x->dev->host_memory)
         mem_account(x->mem, MEM_KV, (int64_t)bytes);
-    return poison ? poison_state(x, x->own[id], bytes, e) : ERR_OK;
+    return poison ? poison_state(x, *b, bytes, e) : ERR_OK;
+}
+
+static int make_buffer(struct engine *x, uint32_t id, bool poison, struct err *e)
+{
+    const struct d0_value *v = &x->graph->values[id];
+    const char *name = x->graph->info[id].name;
+    uint64_t bytes, kept;
+    if (!tensor_value_bytes(v, x->graph->max_dims, &bytes))
+        return err_set(e, ERR_LIMIT, "%s is too large to address", name);
+    if (v->kind != D0_VALUE_STATE)
+        return dev_buffer(x->dev, bytes, &x->own[id], e);
+    int rc = make_state(x, &x->own[id], bytes, poison, e);
+    if (rc != ERR_OK || x->graph->info[id].state != STATE_SLOTS)
+        return rc;
+    x->slot_bytes[id] = bytes / x->limits.n_slots;
+    if (!mul_u64(x->slot_bytes[id], x->limits.n_snapshots, &kept))
+        return err_set(e, ERR_LIMIT, "%u snapshots of %s are too large to address", x->limits.n_snapshots,
+                       name);
+    return kept ? make_state(x, &x->kept[id], kept, poison, e) : ERR_OK;
 }
 
 static int make_buffers(struct engine *x, bool poison, struct err *e)
@@ -240,8 +266,8 @@ static int make_buffers(struct engine *x, bool poison, struct err *e)
             rc = make_buffer(x, i, poison, e);
     }
     if (rc == ERR_NOMEM)
-        err_ctx(e, "while making %u KV pages of %u tokens, %u slots and the inputs", x->limits.n_pages,
-                x->limits.page_tokens, x->limits.n_slots);
+        err_ctx(e, "while making %u KV pages of %u tokens, %u slots, %u snapshots and the inputs",
+                x->limits.n_pages, x->limits.page_tokens, x->limits.n_slots, x->limits.n_snapshots);
     return rc;
 }
 
@@ -308,6 +334,8 @@ void engine_close(struct engine *x)
     dev_exec_free(x->dev, x->exec);
     for (uint32_t i = 0; x->own && i < x->graph->n_values; i++)
         dev_buffer_free(x->dev, x->own[i]);
+    for (uint32_t i = 0; x->kept && i < x->graph->n_values; i++)
+        dev_buffer_free(x->dev, x->kept[i]);
     if (x->dev->host_memory)
         mem_account(x->mem, MEM_KV, -(int64_t)x->kv_bytes);
     dev_queue_free(x->dev, x->queue);

@@ -177,6 +177,11 @@ static int plan_seq(const struct step_plan *p, const struct step_seq *q, uint32_
         return err_set(e, ERR_FORMAT, "step plan: seqs[%u].reserved is not zero", i);
     if (q->slot && q->slot >= l->n_slots)
         return err_set(e, ERR_FORMAT, "step plan: seqs[%u].slot is %u, there are %u", i, q->slot, l->n_slots);
+    if (q->restore > l->n_snapshots || q->save > l->n_snapshots)
+        return err_set(e, ERR_FORMAT, "step plan: seqs[%u] restores %u and saves %u, there are %u snapshots",
+                       i, q->restore, q->save, l->n_snapshots);
+    if (q->restore && q->position == 0)
+        return err_set(e, ERR_FORMAT, "step plan: seqs[%u] restores a state and begins at position 0", i);
     if (q->flags & STEP_SAMPLE) {
         int rc = step_sampling_validate(&q->sampling, l->vocab, e);
         if (rc != ERR_OK) {

@@ -124,6 +124,9 @@ void graph_part(const struct graph *g, struct d0_part *out);
 
 /* Tokens of one page: of all states in pages, which share one page table. 0: there is none. */
 uint32_t graph_page_tokens(const struct graph *g);
+/* May two sequences with a common beginning share the pages of it? Not where a later token writes into them:
+ * the entries of a pool whose row stands for more tokens than its page has lie ahead of their tokens. */
+bool graph_pages_shareable(const struct graph *g);
 uint32_t graph_find(const struct graph *g, const char *name); /* value id or D0_NO_VALUE */
 uint32_t graph_result(const struct graph *g);                 /* output of the last node */
 /* Floating-point operations and bytes moved for one step of the given dims with `context` tokens of history

@@ -209,3 +209,17 @@ uint32_t graph_page_tokens(const struct graph *g)
     }
     return 0;
 }
+
+bool graph_pages_shareable(const struct graph *g)
+{
+    for (uint32_t i = 0; i < g->n_nodes; i++) {
+        const struct d0_node *n = &g->nodes[i];
+        if (n->op != D0_OP_POOL_KV)
+            continue;
+        const struct d0_value *pool = &g->values[n->inputs[5]]; /* [pages, 1, rows, dim] */
+        int64_t ratio = node_attr_i(n, D0_ATTR_RATIO, 0), tokens = graph_page_tokens(g);
+        if (ratio <= 0 || tokens % ratio != 0 || pool->dims[2] != tokens / ratio)
+            return false;
+    }
+    return true;
+}

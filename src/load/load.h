@@ -51,6 +51,12 @@ struct load_choice {
     uint32_t of; /* so many are in the checkpoint */
 };
 
+/* Threads that read one tensor together, for a model that is streamed once. Which of them reads which bytes
+ * changes nothing. One caller at a time. */
+struct load_readers;
+int load_readers_open(struct load_readers **out, unsigned n_threads, struct err *e);
+void load_readers_close(struct load_readers *r); /* NULL is fine */
+
 struct load_reader {
     const struct graph *g;
     const struct spec *spec; /* as in load_options */
@@ -62,6 +68,8 @@ struct load_reader {
     load_sink sink;
     void *context;
     unsigned char *direct; /* memory of the whole value, filled in place of calls of the sink; NULL: none */
+    struct load_readers *readers;     /* with `direct` and without `scan`: they share the reading of large
+                                         tensors, past the page cache. NULL: the caller alone, through it */
     const struct load_choice *choice; /* NULL: the whole value */
     struct tensor_scan *scan;         /* of the tensors of float types that were read; NULL: not wanted */
     const char *not_finite;           /* first such tensor, when scanned */

@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "base/str.h"
+#include "load/load_together.h"
 
 struct filling {
     struct load_reader *r;
@@ -65,6 +66,12 @@ static int read_piece(struct filling *f, const struct ckpt_tensor *t, uint64_t a
     return rc;
 }
 
+static bool shared(const struct filling *f, uint64_t bytes)
+{
+    const struct load_reader *r = f->r;
+    return r->readers && r->direct && !r->scan && !r->blind && bytes >= LOAD_SHARED_LEAST;
+}
+
 /* ---- ways to move one tensor ---- */
 
 /* As it lies in the file: of each matrix of the run `each` bytes, to those that begin at `base`. */
@@ -76,6 +83,12 @@ static int straight(struct filling *f, const struct spec_tensor *x, const struct
     int rc = ERR_OK;
     if (t->bytes != r->held * each)
         return mismatch(f, x, "its size is not that of its part of the weight");
+    if (!f->check_only && shared(f, bytes)) {
+        if (at > f->bytes || bytes > f->bytes - at)
+            return mismatch(f, x, "it does not fit its weight");
+        f->written += bytes;
+        return load_together(f->r->readers, f->r->c, t, r->from * each, f->r->direct + at, bytes, f->e);
+    }
     for (uint64_t done = 0; rc == ERR_OK && !f->check_only && done < bytes;) {
         uint64_t n = bytes - done < f->r->staging_bytes ? bytes - done : f->r->staging_bytes;
         if (at > f->bytes || bytes > f->bytes - at)

@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Owns: the comparison of two traces, probe by probe in the order in which they were computed. Names the
- * first that is wrong and the last that is right before it: the error came in between. Refuses traces of
- * other tokens.
+ * first that is wrong and the last that is right before it: the error came in between. What follows from a
+ * choice that was nearly a tie is not judged. Refuses traces of other tokens.
  */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "oracle/compare_impl.h"
+#include "oracle/near_tie.h"
 
 #define ROWS_BYTES ((uint64_t)4 << 20) /* of one side */
 
@@ -96,7 +97,7 @@ static int list_common(const struct trace *a, const struct trace *b, struct aren
         order[i] = &lead->tensors[i];
     qsort(order, lead->n_tensors, sizeof *order, by_place);
     for (size_t i = 0; i < lead->n_tensors; i++)
-        if (order[i]->dtype != D0_I32 && trace_find(other, order[i]->name)) {
+        if (trace_find(other, order[i]->name)) {
             const char *name = arena_strdup(arena, order[i]->name);
             if (!name)
                 return err_set(e, ERR_NOMEM, "no memory for the probes of two traces");
@@ -107,7 +108,7 @@ static int list_common(const struct trace *a, const struct trace *b, struct aren
     for (int k = 0; k < 2; k++) {
         const struct trace *have = k ? b : a, *lack = k ? a : b;
         for (size_t i = 0; i < have->n_tensors; i++) {
-            if (have->tensors[i].dtype == D0_I32 || trace_find(lack, have->tensors[i].name))
+            if (trace_find(lack, have->tensors[i].name))
                 continue;
             const char *name = arena_strdup(arena, have->tensors[i].name);
             if (!name)
@@ -121,18 +122,130 @@ static int list_common(const struct trace *a, const struct trace *b, struct aren
     return ERR_OK;
 }
 
+/* ---- near ties ---- */
+
+/* Two runs go on by themselves: where a near tie sends a row elsewhere, all that follows from it differs,
+ * later rows by their attention, too. */
+struct ties {
+    struct choice_rules rules; /* the reference's own, or else the other's */
+    uint8_t **near;            /* by rule: [rows]; NULL: the reference does not tell */
+    uint8_t *maybe;            /* [rows] of choices that are not in both traces: did it go elsewhere? */
+    uint8_t *excluded;         /* [rows] of the probe that is compared */
+    uint64_t from;             /* this row and all later ones are not judged any more */
+};
+
+static int find_ties(const struct trace *a, const struct trace *b, struct arena *arena, struct ties *t,
+                     struct compare_result *out, struct err *e)
+{
+    int rc = choice_rules_read(a, arena, &t->rules, e);
+    if (rc == 0 && t->rules.n == 0)
+        rc = choice_rules_read(b, arena, &t->rules, e);
+    if (rc)
+        return rc;
+    uint8_t *any;
+    t->from = UINT64_MAX;
+    t->maybe = arena_alloc(arena, a->n_ids);
+    t->excluded = arena_alloc(arena, a->n_ids);
+    if (!t->maybe || !t->excluded)
+        return err_set(e, ERR_NOMEM, "no memory for the choices of a trace");
+    rc = choice_near_all(a, &t->rules, arena, &t->near, &any, &out->choices_unknown, e);
+    out->choices = t->rules.n;
+    for (uint64_t row = 0; rc == 0 && row < a->n_ids; row++)
+        out->near_ties += any[row];
+    return rc;
+}
+
+/* The rule whose ids these are, or whose logits (keys) they are where the ids are not in both traces. */
+static bool is_of(const struct choice_rule *r, const char *name, bool ids)
+{
+    const char *by = ids ? r->name : r->logits ? r->logits : r->q;
+    return by && !strcmp(by, name);
+}
+
+/* "NAME:1": the weights of the ids NAME. */
+static bool is_second(const char *ids, const char *name)
+{
+    size_t n = strlen(ids);
+    return !strncmp(ids, name, n) && !strcmp(name + n, ":1");
+}
+
+static void exclude_rows(struct ties *t, const struct compare_probe *p, uint64_t rows)
+{
+    for (uint64_t row = 0; row < rows; row++)
+        t->excluded[row] = row >= t->from || t->maybe[row];
+    for (size_t i = 0; i < t->rules.n; i++) {
+        const bool own = is_of(&t->rules.list[i], p->name, true) || is_second(t->rules.list[i].name, p->name);
+        for (uint64_t row = 0; own && t->near[i] && row < rows; row++)
+            t->excluded[row] |= t->near[i][row];
+    }
+}
+
+/* After a probe: which rows may have gone elsewhere from here on. */
+static void follow_choices(struct ties *t, const struct trace *a, const struct trace *b,
+                           const struct compare_probe *p)
+{
+    for (size_t i = 0; i < t->rules.n; i++) {
+        const struct choice_rule *r = &t->rules.list[i];
+        const bool both = trace_find(a, r->name) && trace_find(b, r->name);
+        for (uint64_t row = 0; !both && t->near[i] && is_of(r, p->name, false) && row < p->rows; row++)
+            t->maybe[row] |= t->near[i][row];
+    }
+}
+
+/* Rows that hang on a near tie and came out otherwise: from the first of them on nothing is judged. */
+static void look_elsewhere(struct ties *t, enum compare_kind kind, const struct compare_limits *l,
+                           const float *got, const float *want, uint64_t first, uint64_t n, uint64_t width)
+{
+    for (uint64_t i = 0; i < n; i++) {
+        const uint64_t row = first + i;
+        if (t->excluded[row] && row < t->from &&
+            compare_row_error(kind, got + i * width, want + i * width, width) >
+                (kind == COMPARE_CHOICES ? 0 : l->row))
+            t->from = row;
+        t->excluded[row] |= row >= t->from;
+    }
+}
+
 /* ---- values ---- */
 
+/* Weights of chosen experts, in the order of these on both sides, where both traces hold the choice. */
+static int order_weights(const struct trace *a, const struct trace *b, const char *name, uint64_t at,
+                         uint64_t n, uint64_t width, float *want, float *got, struct err *e)
+{
+    char ids[256];
+    const size_t length = strlen(name);
+    if (length < 2 || length >= sizeof ids || strcmp(name + length - 2, ":1"))
+        return ERR_OK;
+    snprintf(ids, sizeof ids, "%.*s", (int)(length - 2), name);
+    const struct trace_tensor *x = trace_find(a, ids), *y = trace_find(b, ids);
+    if (!x || !y || x->dtype != D0_I32 || y->dtype != D0_I32 || x->width != width || y->width != width)
+        return ERR_OK;
+    int32_t *chosen = malloc((size_t)(n * width) * sizeof *chosen);
+    int rc =
+        chosen ? trace_read(a, x, at, n, chosen, e) : err_set(e, ERR_NOMEM, "no memory to compare %s", name);
+    if (rc == 0) {
+        compare_order(chosen, want, n, width);
+        rc = trace_read(b, y, at, n, chosen, e);
+    }
+    if (rc == 0)
+        compare_order(chosen, got, n, width);
+    free(chosen);
+    return rc;
+}
+
 static int compare_one(const struct trace *a, const struct trace *b, struct compare_probe *p,
-                       const struct compare_limits *limits, struct arena *arena, struct compare_result *out,
-                       struct err *e)
+                       const struct compare_limits *limits, struct ties *ties, struct arena *arena,
+                       struct compare_result *out, struct err *e)
 {
     const struct trace_tensor *x = trace_find(a, p->name), *y = trace_find(b, p->name);
-    const bool logits = !strcmp(p->name, TRACE_LOGITS);
+    const enum compare_kind kind = !strcmp(p->name, TRACE_LOGITS) ? COMPARE_LOGITS
+                                   : x->dtype == D0_I32           ? COMPARE_CHOICES
+                                                                  : COMPARE_VALUES;
     struct compare_sums sums = {0};
     p->rows = x->rows;
     p->width = x->width;
-    if (x->width != y->width || x->dtype == D0_I32 || y->dtype == D0_I32) {
+    if (x->width != y->width || (x->dtype == D0_I32) != (y->dtype == D0_I32) ||
+        (kind == COMPARE_LOGITS && x->dtype == D0_I32)) {
         p->state = COMPARE_NOT_JUDGED;
         p->why = arena_printf(arena, "%llu wide, the other %llu", (unsigned long long)x->width,
                               (unsigned long long)y->width);
@@ -144,19 +257,24 @@ static int compare_one(const struct trace *a, const struct trace *b, struct comp
     float *want = malloc((size_t)(most * x->width) * sizeof *want),
           *got = malloc((size_t)(most * x->width) * sizeof *got);
     int rc = want && got ? ERR_OK : err_set(e, ERR_NOMEM, "no memory to compare %s", p->name);
+    exclude_rows(ties, p, x->rows);
     for (uint64_t at = 0; rc == 0 && at < x->rows; at += most) {
         uint64_t n = x->rows - at < most ? x->rows - at : most;
         rc = trace_read(a, x, at, n, want, e);
         if (rc == 0)
             rc = trace_read(b, y, at, n, got, e);
         if (rc == 0)
-            (logits ? compare_logits : compare_rows)(&sums, got, want, at, n, x->width);
+            rc = order_weights(a, b, p->name, at, n, x->width, want, got, e);
+        if (rc == 0) {
+            look_elsewhere(ties, kind, limits, got, want, at, n, x->width);
+            compare_rows(&sums, kind, got, want, at, n, x->width, ties->excluded);
+        }
     }
     free(want);
     free(got);
     if (rc == 0)
-        compare_judge(p, &sums, limits, logits, out);
-    return rc;
+        follow_choices(ties, a, b, p);
+    return rc ? rc : compare_judge(p, &sums, limits, kind, arena, out, e);
 }
 
 /* ---- what is said ---- */
@@ -217,9 +335,12 @@ static int compare_all(const struct trace *a, const struct trace *b, struct aren
         return err_set(e, ERR_NOMEM, "no memory for a comparison");
     if (!of_one_run(a, b, f))
         return ERR_OK;
+    struct ties ties = {0};
     int rc = list_common(a, b, arena, out, e);
+    if (rc == 0)
+        rc = find_ties(a, b, arena, &ties, out, e);
     for (size_t i = 0; rc == 0 && i < out->n_probes; i++)
-        rc = compare_one(a, b, &out->probes[i], &limits, arena, out, e);
+        rc = compare_one(a, b, &out->probes[i], &limits, &ties, arena, out, e);
     if (rc == 0) {
         compare_count(out);
         report(a, b, out, f);

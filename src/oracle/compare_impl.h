@@ -16,13 +16,22 @@ struct compare_sums {
     uint64_t worst_row_at;
     double kl, max_kl; /* logits */
     uint64_t rows, top1, top_k;
+    uint64_t excluded; /* rows that are not among `rows`: only their bits were looked at */
 };
-/* a: measured, b: reference, [n, width]; first: number of the first row. */
-void compare_rows(struct compare_sums *s, const float *a, const float *b, uint64_t first, uint64_t n,
-                  uint64_t width);
-/* The same for rows of logits, with KL and agreement of the best tokens. */
-void compare_logits(struct compare_sums *s, const float *a, const float *b, uint64_t first, uint64_t n,
-                    uint64_t width);
+enum compare_kind {
+    COMPARE_VALUES,  /* float32 */
+    COMPARE_LOGITS,  /* float32, with KL and agreement of the best tokens */
+    COMPARE_CHOICES, /* int32, as sets: -1 is none */
+};
+/* a: measured, b: reference, [n, width]; first: number of the first row. excluded: by row of the trace, 1
+ * where it is not judged; NULL: all are. */
+void compare_rows(struct compare_sums *s, enum compare_kind kind, const void *a, const void *b,
+                  uint64_t first, uint64_t n, uint64_t width, const uint8_t *excluded);
+/* Weights of chosen experts [n, width], each row into the ascending order of its ids, which are sorted, too:
+ * in which slot an expert stands says nothing. */
+void compare_order(int32_t *ids, float *weights, uint64_t n, uint64_t width);
+/* Relative L2 of one row; of choices the share that differs. */
+double compare_row_error(enum compare_kind kind, const void *a, const void *b, uint64_t width);
 
 struct compare_limits {
     double row;   /* relative L2 of a row */
@@ -37,9 +46,9 @@ static inline uint32_t compare_coarser(uint32_t a, uint32_t b)
 {
     return a == 0 || (b && b < a) ? b : a;
 }
-/* Judges one probe. */
-void compare_judge(struct compare_probe *p, const struct compare_sums *s, const struct compare_limits *l,
-                   bool logits, struct compare_result *out);
+/* Judges one probe. Its reason lies in the arena; ERR_NOMEM. */
+int compare_judge(struct compare_probe *p, const struct compare_sums *s, const struct compare_limits *l,
+                  enum compare_kind kind, struct arena *arena, struct compare_result *out, struct err *e);
 /* Counts, first_wrong and last_right. */
 void compare_count(struct compare_result *out);
 bool compare_of_day0(const struct trace *t);

@@ -3,13 +3,15 @@
  * Owns: a model against a trace, operator by operator. For each probe of the trace the operators between it
  * and the probes before it form a span; it is fed with the trace's own values, so that its input is right by
  * definition and errors do not add up. Where the trace is dense a span is one operator, and that one is
- * named. Refuses a trace of another model; a span that does not fit into memory is told, not tried.
+ * named. A row whose choice of experts or keys was nearly a tie is not judged where its span holds that
+ * choice. Refuses a trace of another model; a span that does not fit into memory is told, not tried.
  */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "oracle/compare_impl.h"
+#include "oracle/near_tie.h"
 #include "oracle/stream.h"
 
 struct target { /* one span; its number is the group of its pieces */
@@ -18,7 +20,9 @@ struct target { /* one span; its number is the group of its pieces */
     size_t first_piece;
     struct compare_probe *probe;
     struct compare_sums sums;
-    bool logits;
+    enum compare_kind kind;
+    uint32_t ids;      /* the choice that its weights belong to, or D0_NO_VALUE */
+    uint8_t *excluded; /* [rows], or NULL: all are judged */
 };
 
 struct against {
@@ -38,21 +42,15 @@ struct against {
     uint32_t *nodes;                   /* [n_nodes] of one span */
     struct target *targets;
     size_t n_targets;
-    float *rows; /* [rows_cap] of the trace */
+    float *rows; /* [rows_cap] of the trace, then those measured */
     size_t rows_cap;
-    bool refused; /* a finding says why */
+    struct choice_rules rules;
+    uint8_t **near;   /* by rule: rows that are nearly ties; NULL: not known */
+    uint8_t *tainted; /* by value: what follows from a near tie within a span */
+    bool refused;     /* a finding says why */
 };
 
 /* ---- what the trace knows ---- */
-
-static const struct trace_tensor *find_known(const struct against *a, uint32_t v)
-{
-    char name[256];
-    const struct trace_tensor *t = NULL;
-    if (v == graph_result(a->g))
-        t = trace_find(a->t, TRACE_LOGITS);
-    return t ? t : trace_find(a->t, stream_name(&a->stream, v, name, sizeof name));
-}
 
 /* false: a finding says why this is a trace of another model. */
 static bool find_all_known(struct against *a)
@@ -61,7 +59,7 @@ static bool find_all_known(struct against *a)
         for (uint32_t k = 0; !a->stream.positional[i] && k < a->g->nodes[i].n_outputs; k++) {
             uint32_t v = a->g->nodes[i].outputs[k];
             const struct d0_value *x = &a->g->values[v];
-            const struct trace_tensor *t = find_known(a, v);
+            const struct trace_tensor *t = oracle_trace_of(a->t, a->g, v);
             if (!t || x->n_dims != 2)
                 continue;
             if (t->width != (uint64_t)x->dims[1] || (t->dtype == D0_I32) != (x->dtype == D0_I32)) {
@@ -137,6 +135,39 @@ static const char *name_operators(const struct against *a, uint32_t n)
     return text;
 }
 
+static void add_weight(const struct against *a, uint32_t v, struct strbuf *b, unsigned *said)
+{
+    if (a->g->values[v].kind != D0_VALUE_WEIGHT || (b->data && strstr(b->data, a->g->info[v].name)))
+        return;
+    if (*said < 3)
+        strbuf_printf(b, "%s%s", *said ? ", " : "", a->g->info[v].name);
+    ++*said;
+}
+
+/* What the operators of a span read of the checkpoint or of tables: one of these may be wrong as well. */
+static const char *name_weights(const struct against *a, uint32_t n)
+{
+    struct strbuf b = STRBUF_INIT;
+    unsigned said = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        const struct d0_node *node = &a->g->nodes[a->nodes[i]];
+        for (uint32_t k = 0; k < node->n_inputs; k++) {
+            uint32_t v = node->inputs[k], at = v == D0_NO_VALUE ? D0_NO_VALUE : a->stream.maker[v];
+            if (v != D0_NO_VALUE)
+                add_weight(a, v, &b, &said);
+            for (uint32_t j = 0;
+                 at != D0_NO_VALUE && a->stream.positional[at] && j < a->g->nodes[at].n_inputs; j++)
+                if (a->g->nodes[at].inputs[j] != D0_NO_VALUE)
+                    add_weight(a, a->g->nodes[at].inputs[j], &b, &said);
+        }
+    }
+    if (said > 3)
+        strbuf_printf(&b, " and %u more", said - 3);
+    char *text = strbuf_failed(&b) ? NULL : arena_strdup(a->arena, said ? strbuf_cstr(&b) : "");
+    strbuf_release(&b);
+    return text;
+}
+
 /* The probes that enter a span, or "token ids". */
 static const char *name_inputs(const struct against *a, uint32_t n)
 {
@@ -161,12 +192,106 @@ static const char *name_inputs(const struct against *a, uint32_t n)
     return text;
 }
 
+/* ---- near ties ---- */
+
+/* A state that is written takes it to later rows. */
+static bool writes_state(const struct against *a, const struct d0_node *n)
+{
+    bool state = false;
+    for (uint32_t k = 0; k < n->n_inputs; k++)
+        state |= n->inputs[k] != D0_NO_VALUE && a->g->values[n->inputs[k]].kind == D0_VALUE_STATE;
+    return state && (n->n_outputs == 0 || n->op == D0_OP_SHORT_CONV || n->op == D0_OP_DELTA_RULE);
+}
+
+/* Does the choice of node `from`, of the span of n nodes, reach the value? *later: other rows than its own.
+ */
+static bool reaches(struct against *a, uint32_t n, uint32_t from, uint32_t value, bool *later)
+{
+    memset(a->tainted, 0, a->g->n_values + (size_t)1);
+    *later = false;
+    for (uint32_t i = 0; i < n; i++) {
+        const struct d0_node *node = &a->g->nodes[a->nodes[i]];
+        bool hit = a->nodes[i] == from;
+        for (uint32_t k = 0; k < node->n_inputs; k++)
+            hit |= node->inputs[k] != D0_NO_VALUE && a->tainted[node->inputs[k]];
+        if (hit && writes_state(a, node)) {
+            *later = true;
+            for (uint32_t k = 0; k < node->n_inputs; k++)
+                if (node->inputs[k] != D0_NO_VALUE && a->g->values[node->inputs[k]].kind == D0_VALUE_STATE)
+                    a->tainted[node->inputs[k]] = 1;
+        }
+        for (uint32_t k = 0; hit && k < node->n_outputs; k++)
+            a->tainted[node->outputs[k]] = !a->known[node->outputs[k]] || node->outputs[k] == value;
+    }
+    return a->tainted[value];
+}
+
+static int exclude_rows(struct against *a, struct target *t, uint32_t n, struct err *e)
+{
+    for (size_t i = 0; i < a->rules.n; i++) {
+        const struct choice_rule *r = &a->rules.list[i];
+        const size_t rows = a->t->n_ids;
+        const uint8_t *first = a->near[i] ? memchr(a->near[i], 1, rows) : NULL;
+        bool later;
+        if (!first || !bsearch(&r->node, a->nodes, n, sizeof r->node, by_node) ||
+            !reaches(a, n, r->node, t->value, &later))
+            continue;
+        if (!t->excluded && !(t->excluded = arena_alloc(a->arena, rows)))
+            return err_set(e, ERR_NOMEM, "no memory for the rows of a trace");
+        for (size_t row = (size_t)(first - a->near[i]); row < rows; row++)
+            t->excluded[row] |= later || a->near[i][row];
+    }
+    return ERR_OK;
+}
+
+/* The rules are those of the graph; a trace that has them of its own knows its biases better. */
+static int find_ties(struct against *a, struct err *e)
+{
+    struct choice_rules theirs;
+    uint8_t *any = NULL;
+    a->tainted = arena_alloc(a->arena, a->g->n_values + (size_t)1);
+    int rc = a->tainted ? choice_rules_of(&a->stream, a->arena, &a->rules, e)
+                        : err_set(e, ERR_NOMEM, "no memory for a graph of %u values", a->g->n_values);
+    if (rc == 0)
+        rc = choice_rules_read(a->t, a->arena, &theirs, e);
+    for (size_t i = 0; rc == 0 && i < a->rules.n; i++) {
+        const struct choice_rule *r = choice_rule_find(&theirs, a->rules.list[i].name);
+        const uint32_t node = a->rules.list[i].node;
+        if (r) {
+            a->rules.list[i] = *r;
+            a->rules.list[i].node = node;
+        }
+    }
+    if (rc == 0)
+        rc = choice_near_all(a->t, &a->rules, a->arena, &a->near, &any, &a->out->choices_unknown, e);
+    a->out->choices = a->rules.n;
+    for (size_t row = 0; rc == 0 && row < a->t->n_ids; row++)
+        a->out->near_ties += any[row];
+    return rc;
+}
+
+/* ---- targets ---- */
+
+/* The ids that weights belong to, where the trace holds both. */
+static uint32_t ids_of(const struct against *a, uint32_t v)
+{
+    const struct d0_node *n = &a->g->nodes[a->stream.maker[v]];
+    return n->op == D0_OP_ROUTE && v == n->outputs[1] && a->known[n->outputs[0]] ? n->outputs[0]
+                                                                                 : D0_NO_VALUE;
+}
+
 static int add_target(struct against *a, uint32_t v, struct err *e)
 {
     struct target *t = &a->targets[a->n_targets];
     struct compare_probe *p = &a->out->probes[a->n_targets];
     uint32_t n = span_of(a, v, (uint32_t)a->n_targets + 1);
-    *t = (struct target){.value = v, .want = a->known[v], .probe = p, .logits = v == graph_result(a->g)};
+    *t = (struct target){.value = v,
+                         .want = a->known[v],
+                         .probe = p,
+                         .kind = v == graph_result(a->g)           ? COMPARE_LOGITS
+                                 : a->g->values[v].dtype == D0_I32 ? COMPARE_CHOICES
+                                                                   : COMPARE_VALUES,
+                         .ids = ids_of(a, v)};
     *p = (struct compare_probe){.name = arena_strdup(a->arena, a->known[v]->name),
                                 .layer = a->g->info[v].layer,
                                 .state = COMPARE_NOT_JUDGED,
@@ -174,14 +299,15 @@ static int add_target(struct against *a, uint32_t v, struct err *e)
                                 .width = t->want->width,
                                 .operators = name_operators(a, n),
                                 .inputs = name_inputs(a, n),
+                                .weights = name_weights(a, n),
                                 .n_operators = n};
     a->n_targets++;
     a->out->n_probes++;
-    if (!p->name || !p->operators || !p->inputs)
+    if (!p->name || !p->operators || !p->inputs || !p->weights)
         return err_set(e, ERR_NOMEM, "no memory for the probes of a trace");
     for (uint32_t i = 0; i < n; i++)
         a->wanted[a->nodes[i]] = 1;
-    return ERR_OK;
+    return exclude_rows(a, t, n, e);
 }
 
 /* A value that one piece of a span gives and another one reads. */
@@ -226,6 +352,8 @@ static int add_pieces(struct against *a, size_t number, struct err *e)
     }
     if (rc == 0)
         rc = want_between(a, t->first_piece, &inner);
+    if (rc == 0 && t->ids != D0_NO_VALUE)
+        rc = stream_want(&a->stream, t->first_piece, t->ids, &inner); /* before the weights */
     if (rc == 0)
         rc = stream_want(&a->stream, t->first_piece, t->value, &inner);
     if (rc && e)
@@ -250,11 +378,11 @@ static int plan(struct against *a, struct err *e)
     a->refused = !find_all_known(a);
     if (a->refused)
         return ERR_OK;
-    int rc = ERR_OK;
+    int rc = find_ties(a, e);
     for (uint32_t i = 0; rc == 0 && i < a->g->n_nodes; i++)
         for (uint32_t k = 0; rc == 0 && k < a->g->nodes[i].n_outputs; k++) {
             uint32_t v = a->g->nodes[i].outputs[k];
-            if (a->known[v] && a->g->values[v].dtype == D0_F32)
+            if (a->known[v])
                 rc = add_target(a, v, e);
         }
     if (rc == 0)
@@ -310,6 +438,23 @@ static int keep(struct against *a, uint32_t value, uint64_t first, uint64_t n, u
     return ERR_OK;
 }
 
+/* Both sides in the order of their own ids, which came just before. */
+static int order_weights(const struct against *a, const struct target *t, uint64_t first, uint64_t n,
+                         uint64_t width, float *want, float *got, struct err *e)
+{
+    const size_t count = (size_t)(n * width);
+    int32_t *ids = malloc(count * sizeof *ids);
+    int rc = ids ? trace_read(a->t, a->known[t->ids], first, n, ids, e)
+                 : err_set(e, ERR_NOMEM, "no memory to compare %s", t->want->name);
+    if (rc == 0) {
+        compare_order(ids, want, n, width);
+        memcpy(ids, a->kept[t->ids] + first * width * 4, count * sizeof *ids);
+        compare_order(ids, got, n, width);
+    }
+    free(ids);
+    return rc;
+}
+
 static int take_output(void *context, size_t piece, uint32_t value, uint64_t first, uint64_t n,
                        uint64_t width, const void *rows, struct err *e)
 {
@@ -317,16 +462,20 @@ static int take_output(void *context, size_t piece, uint32_t value, uint64_t fir
     struct target *t = &a->targets[a->stream.pieces[piece].group];
     if (value != t->value)
         return keep(a, value, first, n, width, rows, e);
-    if (n * width > a->rows_cap) {
-        float *more = realloc(a->rows, (size_t)(n * width) * sizeof *more);
+    if (2 * n * width > a->rows_cap) {
+        float *more = realloc(a->rows, (size_t)(2 * n * width) * sizeof *more);
         if (!more)
             return err_set(e, ERR_NOMEM, "no memory to compare %s", t->want->name);
         a->rows = more;
-        a->rows_cap = (size_t)(n * width);
+        a->rows_cap = (size_t)(2 * n * width);
     }
-    int rc = trace_read(a->t, t->want, first, n, a->rows, e);
+    float *want = a->rows, *got = a->rows + n * width;
+    memcpy(got, rows, (size_t)(n * width) * sizeof *got);
+    int rc = trace_read(a->t, t->want, first, n, want, e);
+    if (rc == 0 && t->ids != D0_NO_VALUE)
+        rc = order_weights(a, t, first, n, width, want, got, e);
     if (rc == 0)
-        (t->logits ? compare_logits : compare_rows)(&t->sums, rows, a->rows, first, n, width);
+        compare_rows(&t->sums, t->kind, got, want, first, n, width, t->excluded);
     return rc;
 }
 
@@ -342,16 +491,15 @@ static int piece_done(void *context, size_t piece, struct err *e)
 {
     struct against *a = context;
     const uint32_t group = a->stream.pieces[piece].group;
-    (void)e;
     if (piece + 1 < a->stream.n_pieces && a->stream.pieces[piece + 1].group == group)
         return ERR_OK;
     struct target *t = &a->targets[group];
-    compare_judge(t->probe, &t->sums, &a->limits, t->logits, a->out);
+    int rc = compare_judge(t->probe, &t->sums, &a->limits, t->kind, a->arena, a->out, e);
     drop_kept(a);
     if (a->m->d0)
         log_line(&a->m->d0->log, LOG_INFO, "compare", "%s is %s", t->probe->name,
                  compare_state_name(t->probe->state));
-    return ERR_OK;
+    return rc;
 }
 
 /* ---- what is said ---- */
@@ -379,13 +527,18 @@ static void report(const struct against *a)
         if (p->reference_not_finite)
             finding_add(a->f, FINDING_N002, p->name, "%llu values of the reference are not finite",
                         (unsigned long long)p->reference_not_finite);
+        else if (a->targets[i].kind == COMPARE_CHOICES)
+            finding_add(a->f, FINDING_N007, p->name,
+                        "%s%s%s, fed with %s of %s: in row %llu %.0f %% of what is chosen differ%s",
+                        p->operators, *p->weights ? " of " : "", p->weights, p->inputs, a->t->producer,
+                        (unsigned long long)p->worst_row_at, 100 * p->worst_row, more);
         else
             finding_add(
                 a->f, FINDING_N007, p->name,
-                "%s, fed with %s of %s: relative L2 of row %llu is %.3g, largest difference %.3g (limit "
+                "%s%s%s, fed with %s of %s: relative L2 of row %llu is %.3g, largest difference %.3g (limit "
                 "%.3g)%s",
-                p->operators, p->inputs, a->t->producer, (unsigned long long)p->worst_row_at, p->worst_row,
-                p->max_abs, p->limit, more);
+                p->operators, *p->weights ? " of " : "", p->weights, p->inputs, a->t->producer,
+                (unsigned long long)p->worst_row_at, p->worst_row, p->max_abs, p->limit, more);
     }
 }
 

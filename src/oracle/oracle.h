@@ -11,6 +11,7 @@
 #include "base/log.h"
 #include "ckpt/ckpt.h"
 #include "dev/dev.h"
+#include "oracle/trace_file.h"
 #include "spec/spec.h"
 #include "tensor/tensor.h"
 
@@ -96,6 +97,7 @@ struct compare_probe {
     int32_t layer; /* -1: none, or not known */
     enum compare_state state;
     uint64_t rows, width;
+    uint64_t rows_excluded;  /* of them: their choice of experts or keys is nearly a tie in the reference */
     uint64_t different_bits; /* elements */
     uint64_t not_finite, reference_not_finite;
     double cosine, relative_l2, nmse, max_abs;
@@ -105,6 +107,7 @@ struct compare_probe {
     double limit;
     const char *operators; /* "linear", or "rope, kv_store, attention"; NULL: two traces */
     const char *inputs;    /* probes that were fed */
+    const char *weights;   /* that these operators read, or "" */
     uint32_t n_operators;
     const char *why;
 };
@@ -118,6 +121,9 @@ struct compare_result {
     const char **only_reference, **only_other; /* names without a counterpart */
     size_t n_only_reference, n_only_other;
     const struct compare_probe *first_wrong, *last_right; /* before first_wrong; NULL: none */
+    size_t choices,
+        choices_unknown; /* operators that choose; those whose margin the reference does not tell */
+    size_t near_ties;    /* rows of the reference where a known one is nearly a tie */
     bool logits;
     double mean_kl, max_kl;         /* nats, reference to the other */
     double top1_share, top_k_share; /* of positions; of the COMPARE_TOP_K best of the reference */
@@ -135,6 +141,55 @@ int oracle_compare(const char *reference, const char *other, struct arena *arena
 int oracle_compare_model(const struct oracle_model *m, const char *reference, struct arena *arena,
                          struct compare_result *out, struct findings *f, struct err *e);
 
+/* Which rows of a reference hang on a choice that was nearly a tie, as far as it holds what was chosen by:
+ * rows[n] of its n tokens, 1 for those. ERR_MISMATCH where it has another number of tokens. */
+int oracle_near_ties(const struct oracle_model *m, const char *reference, uint8_t *rows, size_t n,
+                     struct err *e);
+
+/* ---- drift: does the error grow with the position? ---- */
+struct drift_options {
+    struct dev *reference; /* the reference kernels */
+    const int32_t *ids;    /* the tokens begin with these; NULL: none. The rest are ids by a counter hash */
+    size_t n_ids;
+    size_t tokens; /* 0: 64 past the original length, as far as `work` goes; device and reference alike
+                      take as many where this is given. More than the model has positions: as
+                              many as it has */
+    double work, reference_work; /* multiplications that a run of tokens may take; 0: no bound */
+    const char *recorded;        /* a trace with logits of the same ids, or NULL */
+};
+
+/* Positions [first, last]. Errors are relative L2 of rows; NaN where there are no rows. */
+struct drift_bucket {
+    uint64_t first, last;
+    uint32_t rows, reference_rows, recorded_rows;
+    double hidden, hidden_worst;     /* median and largest over rows; of a row: the worst layer */
+    double logits, logits_worst;     /* device against reference kernels */
+    double decode_worst;             /* decode against prefill; 0: every bit is equal */
+    double recorded, recorded_worst; /* logits against the trace */
+};
+#define DRIFT_BUCKETS 32
+struct drift_result {
+    struct drift_bucket bucket[DRIFT_BUCKETS];
+    size_t n_buckets;
+    uint64_t tokens, reference_tokens, original; /* original: length that the model was trained for */
+    uint64_t max_positions;
+    const char *original_key;    /* of config.json */
+    bool beyond;                 /* tokens reach past the original length, or to the last position there is */
+    bool exact, identical;       /* what the device claims; decode gave the bits of prefill */
+    uint64_t decoded, different; /* rows compared, and how many differ */
+    uint64_t first_different;
+    double limit;
+    double hidden_growth, logits_growth; /* factor of the median error for each doubling of the position */
+    const char *recorded_producer;
+    struct oracle_cost cost; /* all runs together */
+};
+/* Streams the model three times for one long sequence: reference kernels, device in large steps (prefill),
+ * device with sampled tokens in steps of their own (decode). Findings: N004 where an exact device gives other
+ * bits, N009 where the median error of a bucket is beyond the limit, N006. Errors: as oracle_record. The
+ * result lives in the arena. */
+int oracle_drift(const struct oracle_model *m, const struct drift_options *o, struct arena *arena,
+                 struct drift_result *out, struct findings *f, struct err *e);
+
 /* ---- traces of other tools ---- */
 struct import_result {
     size_t positions, tensors, unused; /* unused: arrays that the map does not name */
@@ -144,6 +199,10 @@ struct import_result {
  * ERR_FORMAT, ERR_MISMATCH (a shape that is not that of the tokens), ERR_UNSUPPORTED, ERR_IO. */
 int oracle_import(const char *dir, const char *map, const char *out, struct arena *arena,
                   struct import_result *result, struct err *e);
+
+/* What a trace holds of a value of a graph: by its name, "NAME:1" for a second output, "logits" for the
+ * result. NULL: nothing. */
+const struct trace_tensor *oracle_trace_of(const struct trace *t, const struct graph *g, uint32_t value);
 
 /* Token ids from a file: decimal numbers with anything but digits and signs between, or the ids of a trace
  * (*.safetensors). In the arena. ERR_MISSING, ERR_FORMAT, ERR_LIMIT. */

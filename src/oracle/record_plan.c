@@ -146,14 +146,6 @@ static int find_kept(struct recording *r, struct err *e)
 
 /* ---- values in the trace ---- */
 
-/* What a layer gives has the layer's name, whose last part is its number. */
-static bool layer_result(const struct graph_value_info *info)
-{
-    char number[16];
-    snprintf(number, sizeof number, ".%d", info->layer);
-    return info->layer >= 0 && str_ends(info->name, number);
-}
-
 static bool listed(const char *list, const char *name, bool *used)
 {
     for (size_t at = 0, k = 0; list[at]; k++) {
@@ -169,15 +161,25 @@ static bool listed(const char *list, const char *name, bool *used)
     return false;
 }
 
+/* Also what an operator gives besides its first output, and what was chosen: whoever compares feeds what
+ * follows with the reference's own choice. */
+static bool can_be_probe(const struct recording *r, uint32_t v)
+{
+    const struct d0_node *n = &r->g->nodes[r->stream.maker[v]];
+    const bool choice = n->op == D0_OP_ROUTE || n->op == D0_OP_INDEX_TOPK;
+    return v != graph_result(r->g) && r->g->values[v].n_dims == 2 &&
+           (choice || (r->g->info[n->outputs[0]].probe && r->g->values[v].dtype == D0_F32));
+}
+
 static bool is_probe(const struct recording *r, uint32_t v, bool *used)
 {
     const struct graph_value_info *info = &r->g->info[v];
     const char *probes = r->o->probes ? r->o->probes : "all";
-    if (!info->probe || r->g->values[v].dtype != D0_F32 || v == graph_result(r->g) || !strcmp(probes, "none"))
+    if (!can_be_probe(r, v) || !strcmp(probes, "none"))
         return false;
     if (!strcmp(probes, "all"))
         return true;
-    return strcmp(probes, "layers") ? listed(probes, info->name, used) : layer_result(info);
+    return strcmp(probes, "layers") ? listed(probes, info->name, used) : stream_layer_result(info);
 }
 
 /* Does a node beyond the last layer of this run read it? */
@@ -212,7 +214,7 @@ static int choose_value(struct recording *r, uint32_t v, bool *used, struct err 
         rc = add_slot(r, v, TRACE_LOGITS, e);
     } else if (is_probe(r, v, used)) {
         r->out->probes++;
-        rc = add_slot(r, v, r->g->info[v].name, e);
+        rc = add_slot(r, v, stream_name(&r->stream, v, name, sizeof name), e);
     } else if (leaves(r, v)) {
         r->out->handed_on++;
         rc = add_slot(r, v, stream_name(&r->stream, v, name, sizeof name), e);

@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "base/file.h"
+#include "oracle/near_tie.h"
 #include "oracle/record_impl.h"
 
 #define STATE_FORMAT   "day0-recording-1"
@@ -23,6 +24,27 @@
 static const char *dtype_word(uint32_t dtype)
 {
     return dtype == D0_BF16 ? "bfloat16" : dtype == D0_F16 ? "float16" : "float32";
+}
+
+/* How the operators that run choose, for whoever asks how near a choice was. NULL: none does. */
+static int describe_choices(struct recording *r, const char **out, struct err *e)
+{
+    struct choice_rules rules;
+    struct strbuf text = STRBUF_INIT;
+    struct json_writer w;
+    size_t n = 0;
+    int rc = choice_rules_of(&r->stream, r->arena, &rules, e);
+    for (size_t i = 0; rc == 0 && i < rules.n; i++)
+        if (r->wanted[rules.list[i].node])
+            rules.list[n++] = rules.list[i];
+    rules.n = n;
+    if (rc || n == 0)
+        return rc;
+    json_writer_init(&w, &text, false);
+    choice_rules_write(&rules, &w);
+    *out = strbuf_failed(&text) ? NULL : arena_strdup(r->arena, strbuf_cstr(&text));
+    strbuf_release(&text);
+    return *out ? ERR_OK : err_set(e, ERR_NOMEM, "no memory for the header of a trace");
 }
 
 static int make_header(struct recording *r, struct err *e)
@@ -39,9 +61,14 @@ static int make_header(struct recording *r, struct err *e)
     snprintf(bits, sizeof bits, "%u", spec_activation_bits(s->graph));
     snprintf(positions, sizeof positions, "%zu", r->o->n_ids);
     snprintf(layers, sizeof layers, "%d-%d", r->out->first_layer, r->out->last_layer);
-    const char *keys[] = {"format",        "producer",        "dtype",       "kv_dtype",       "model",
-                          "architecture",  "manifest_sha256", "arch_sha256", "arch_file",      "layers",
-                          "prompt_tokens", "order",           "activations", "activation_bits"};
+    const char *choices = NULL;
+    rc = describe_choices(r, &choices, e);
+    if (rc)
+        return rc;
+    const char *keys[] = {"format",      "producer",        "dtype",           "kv_dtype",
+                          "model",       "architecture",    "manifest_sha256", "arch_sha256",
+                          "arch_file",   "layers",          "prompt_tokens",   "order",
+                          "activations", "activation_bits", NEAR_TIE_META};
     const char *slash = strrchr(r->m->ckpt->dir, '/'),
                *values[] = {TRACE_FORMAT,
                             producer,
@@ -56,11 +83,11 @@ static int make_header(struct recording *r, struct err *e)
                             positions,
                             "graph",
                             spec_activations_name(s->activations),
-                            bits};
-    rc = producer
-             ? trace_layout(&r->writer, r->o->ids, r->o->n_ids, keys, values, ARRAY_LEN(keys), &r->header, e)
-             : err_set(e, ERR_NOMEM, "no memory for the header of a trace");
-    return rc;
+                            bits,
+                            choices};
+    return producer ? trace_layout(&r->writer, r->o->ids, r->o->n_ids, keys, values,
+                                   ARRAY_LEN(keys) - !choices, &r->header, e)
+                    : err_set(e, ERR_NOMEM, "no memory for the header of a trace");
 }
 
 /* The header names model, device, layers and probes. To it come ids, the trace it began from, and when the

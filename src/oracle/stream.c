@@ -16,6 +16,7 @@
 #include "host/host.h"
 
 #define ACTIVATIONS_MOST ((uint64_t)1 << 30) /* kept free for them, of a large memory */
+#define READERS          4u /* threads that read a weight: they wait more than they work; see bench/NOTES.md */
 
 /* ---- opening ---- */
 
@@ -263,15 +264,37 @@ int stream_want(struct stream *s, size_t first_piece, uint32_t value, struct err
     BUG("no piece makes %s", s->g->info[value].name);
 }
 
-const char *stream_name(const struct stream *s, uint32_t value, char *buf, size_t bytes)
+static const char *output_name(const struct graph *g, uint32_t maker, uint32_t value, char *buf, size_t bytes)
 {
-    const uint32_t at = s->maker[value];
-    for (uint32_t k = 1; at != D0_NO_VALUE && k < s->g->nodes[at].n_outputs; k++)
-        if (s->g->nodes[at].outputs[k] == value) {
-            snprintf(buf, bytes, "%s:%u", s->g->info[value].name, k);
+    for (uint32_t k = 1; maker != D0_NO_VALUE && k < g->nodes[maker].n_outputs; k++)
+        if (g->nodes[maker].outputs[k] == value) {
+            snprintf(buf, bytes, "%s:%u", g->info[value].name, k);
             return buf;
         }
-    return s->g->info[value].name;
+    return g->info[value].name;
+}
+
+const char *stream_name(const struct stream *s, uint32_t value, char *buf, size_t bytes)
+{
+    return output_name(s->g, s->maker[value], value, buf, bytes);
+}
+
+bool stream_layer_result(const struct graph_value_info *info)
+{
+    char number[16];
+    snprintf(number, sizeof number, ".%d", info->layer);
+    return info->layer >= 0 && str_ends(info->name, number);
+}
+
+const struct trace_tensor *oracle_trace_of(const struct trace *t, const struct graph *g, uint32_t value)
+{
+    char name[256];
+    const struct trace_tensor *x = value == graph_result(g) ? trace_find(t, TRACE_LOGITS) : NULL;
+    uint32_t maker = D0_NO_VALUE;
+    for (uint32_t i = 0; !x && i < g->n_nodes; i++)
+        for (uint32_t k = 0; k < g->nodes[i].n_outputs; k++)
+            maker = g->nodes[i].outputs[k] == value ? i : maker;
+    return x ? x : trace_find(t, output_name(g, maker, value, name, sizeof name));
 }
 
 /* ---- states ---- */
@@ -459,6 +482,25 @@ static int check_support(const struct stream *s, size_t piece, struct err *e)
     return rc;
 }
 
+/* Without them one thread reads: only speed is lost. */
+static void open_readers(struct stream *s, size_t first)
+{
+    bool choice = false;
+    for (size_t i = first; i < s->n_pieces; i++)
+        choice |= s->pieces[i].places > 0;
+    if (load_readers_open(&s->ahead_readers, READERS, NULL))
+        s->ahead_readers = NULL;
+    if (choice && load_readers_open(&s->choice_readers, READERS, NULL))
+        s->choice_readers = NULL;
+}
+
+static void close_readers(struct stream *s)
+{
+    load_readers_close(s->ahead_readers);
+    load_readers_close(s->choice_readers);
+    s->ahead_readers = s->choice_readers = NULL;
+}
+
 int stream_run(struct stream *s, size_t first, const struct stream_io *io, struct err *e)
 {
     struct loop l = {.s = s, .io = io};
@@ -473,8 +515,10 @@ int stream_run(struct stream *s, size_t first, const struct stream_io *io, struc
     int rc = ERR_OK;
     for (size_t i = first; rc == 0 && i < s->n_pieces; i++)
         rc = check_support(s, i, e);
+    open_readers(s, first);
     if (rc == 0)
         rc = run_pieces(&l, first, e);
+    close_readers(s);
     for (unsigned k = 0; k < 2; k++) {
         stream_part_free(&l.parts[k]);
         if (l.slots.memory[k])

@@ -48,6 +48,10 @@ struct stream {
     struct stream_piece *pieces;
     size_t n_pieces, capacity;
     struct d0_buffer **states; /* by value: of the group that runs */
+    const uint8_t *alone;      /* [n_tokens] 1: a step of its own, as in decoding; NULL: none. The caller's */
+    /* Threads that read: of what is read ahead, and of chosen experts, since both may go on at a time. NULL:
+     * one thread alone. */
+    struct load_readers *ahead_readers, *choice_readers;
     struct oracle_cost cost;
 };
 
@@ -70,6 +74,9 @@ uint64_t stream_piece_limit(const struct stream *s);
 
 /* Name of a value in a trace: its own, or "NAME:1" for a second output of an operator. */
 const char *stream_name(const struct stream *s, uint32_t value, char *buf, size_t bytes);
+
+/* What a layer gives has the layer's name, whose last part is its number. */
+bool stream_layer_result(const struct graph_value_info *info);
 
 /* ---- stream_load.c ---- */
 struct stream_part { /* one piece, ready to be loaded and run */

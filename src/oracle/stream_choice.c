@@ -217,6 +217,7 @@ static int read_experts(struct stream *s, struct stream_part *p, uint32_t n, str
                             .c = s->m->ckpt,
                             .staging = malloc(STREAM_STAGING_BYTES),
                             .staging_bytes = STREAM_STAGING_BYTES,
+                            .readers = s->choice_readers,
                             .sink = stream_no_sink,
                             .choice = &choice};
     int rc = r.staging ? ERR_OK : err_set(e, ERR_NOMEM, "no memory to read weights");

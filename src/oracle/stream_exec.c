@@ -217,12 +217,23 @@ static int give_outputs(struct run *r, const struct stream_io *io, uint32_t firs
     return rc;
 }
 
+/* Tokens of the step that begins at `first`, at most n. */
+static uint32_t step_tokens(const struct stream *s, uint32_t first, uint32_t n)
+{
+    if (!s->alone || s->alone[first])
+        return s->alone ? 1 : n;
+    for (uint32_t i = 1; i < n; i++)
+        if (s->alone[first + i])
+            return i;
+    return n;
+}
+
 static int run_chunks(struct run *r, const struct stream_io *io, struct err *e)
 {
     int rc = ERR_OK;
     for (uint32_t first = 0, n; rc == 0 && first < r->s->n_tokens; first += n) {
         uint32_t left = r->s->n_tokens - first;
-        n = left < r->p->chunk ? left : r->p->chunk;
+        n = step_tokens(r->s, first, left < r->p->chunk ? left : r->p->chunk);
         if (r->p->choice)
             rc = take_experts(r, io, first, &n, e);
         struct d0_step_dims dims = {.size = sizeof dims, .dims = {n, 1, n, r->p->pages}};

@@ -197,6 +197,7 @@ static int load_all(const struct stream *s, struct stream_part *p, unsigned char
                             .c = s->m->ckpt,
                             .staging = staging,
                             .staging_bytes = STREAM_STAGING_BYTES,
+                            .readers = s->ahead_readers,
                             .sink = stream_no_sink};
     unsigned char *at = p->slot;
     int rc = ERR_OK;

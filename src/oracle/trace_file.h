@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Private to oracle: a trace (a reference file, docs/references.md) that is read a few rows at a time, and
- * one that is written as values come. Unlike a reference that is taken into memory, a trace may hold values
- * that are not finite: they are what is looked for.
+ * A trace (a reference file, docs/references.md) that is read a few rows at a time (others see it through
+ * oracle.h), and one that is written as values come (for oracle itself). Unlike a reference that is taken
+ * into memory, a trace may hold values that are not finite: they are what is looked for.
  */
 #ifndef ORACLE_TRACE_FILE_H
 #define ORACLE_TRACE_FILE_H

@@ -4,13 +4,17 @@
  * names. All of it is checked integer arithmetic: what does not fit in 64 bits does not fit on a rank.
  *
  * Formulas, per rank of a PP x TP layout (source: computed from shapes unless stated):
- *   weights  sum over the stage's tensors of its share in bytes, each rounded up to 64; col, row and vocab:
- * 1/tp; heads: whole heads, and one copy each where there are fewer than tp; the rest: everything kv pages x
- * page_tokens x sum over the stage's layers of max(1, kv_heads/tp) x (dim + v_dim) x bytes pages =
- * ceil(context / page_tokens) + max_seqs - 1: every sequence but one may waste most of a page scratch  the
- * liveness plan of the whole graph for the largest step: exact on one rank, an upper bound on more staging
- * the loader's buffer (its default) fixed    step inputs and the host copy of the logits, plus 32 MiB for the
- * program and its headers (assumed)
+ *
+ *   weights: sum over the stage's tensors of its share in bytes, each rounded up to 64. col, row and vocab:
+ *     1/tp; heads: whole heads, and one copy each where there are fewer than tp; the rest: everything
+ *   kv: pages x page_tokens x sum over the stage's layers of max(1, kv_heads/tp) x (dim + v_dim) x bytes,
+ *     pages = ceil(context / page_tokens) + max_seqs - 1: every sequence but one may waste most of a page
+ *   scratch: the liveness plan of the whole graph for the largest step: exact on one rank, an upper bound on
+ *     more
+ *   device: what the device says its kernels set aside for that step (source: the device); an upper bound on
+ *     more than one rank
+ *   staging: the loader's buffer (its default)
+ *   fixed: step inputs and the host copy of the logits, plus 32 MiB for the program and its headers (assumed)
  */
 #include "plan/plan_internal.h"
 #include "tensor/tensor.h"
@@ -123,8 +127,24 @@ static bool shares_fill(struct shares *x, const struct spec *s, uint32_t tp)
 
 /* What does not depend on the layout. */
 struct step {
-    uint64_t pages, scratch, fixed;
+    uint64_t pages, scratch, device, fixed;
 };
+
+/* What the device wants for this step. States are as large as an engine makes them. */
+static int plan_device(const struct spec *s, const struct plan_options *o, struct graph *g, uint64_t seqs,
+                       struct step *out, struct err *e)
+{
+    struct d0_part part;
+    out->device = 0;
+    if (!o->device_need)
+        return ERR_OK;
+    spec_set_pages(g, s, out->pages < INT32_MAX ? (int64_t)out->pages : INT32_MAX);
+    for (uint32_t i = 0; i < g->n_values; i++)
+        if (g->values[i].kind == D0_VALUE_STATE && g->info[i].state == STATE_SLOTS)
+            g->values[i].dims[0] = (int64_t)seqs;
+    graph_part(g, &part);
+    return o->device_need(o->device, &part, &out->device, e);
+}
 
 static int plan_step(const struct spec *s, const struct plan_options *o, struct step *out, struct err *e)
 {
@@ -132,6 +152,7 @@ static int plan_step(const struct spec *s, const struct plan_options *o, struct 
     uint64_t rows = o->max_rows ? o->max_rows : seqs;
     uint64_t context = o->context_tokens ? o->context_tokens : (uint64_t)s->max_positions;
     uint64_t longest = context < (uint64_t)s->max_positions ? context : (uint64_t)s->max_positions;
+    longest = o->request_tokens && o->request_tokens < longest ? o->request_tokens : longest;
     uint64_t table = ceil_div(longest, s->page_tokens);
     int64_t dims[D0_N_DIMS] = {(int64_t)tokens, (int64_t)seqs, (int64_t)rows, (int64_t)table};
     struct graph *copy = NULL;
@@ -141,7 +162,7 @@ static int plan_step(const struct spec *s, const struct plan_options *o, struct 
     if (!rc) {
         out->pages = sat_add(ceil_div(context, s->page_tokens), seqs - 1);
         out->scratch = copy->scratch_bytes;
-        out->fixed = sat_add(PLAN_PROGRAM, sat_mul(s->state_bytes, seqs));
+        out->fixed = sat_add(PLAN_PROGRAM, sat_mul(s->state_bytes, sat_add(seqs, o->snapshots)));
         for (uint32_t i = 0; i < copy->n_values && !rc; i++) {
             uint64_t bytes;
             bool counts = copy->values[i].kind == D0_VALUE_INPUT || copy->values[i].kind == D0_VALUE_OUTPUT;
@@ -151,13 +172,16 @@ static int plan_step(const struct spec *s, const struct plan_options *o, struct 
                 out->fixed = sat_add(out->fixed, bytes);
         }
     }
+    if (!rc)
+        rc = plan_device(s, o, copy, seqs, out, e);
     graph_free(copy);
     return rc ? err_ctx(e, "planning a step") : ERR_OK;
 }
 
 static void add_up(struct plan_memory *m, const struct plan_options *o)
 {
-    m->total = sat_add(sat_add(sat_add(m->weights, m->kv), sat_add(m->scratch, m->staging)), m->fixed);
+    m->total = sat_add(sat_add(m->weights, m->kv), sat_add(m->scratch, m->device));
+    m->total = sat_add(m->total, sat_add(m->staging, m->fixed));
     m->fits = m->total != PLAN_SATURATED && m->total <= o->memory_bytes;
 }
 
@@ -168,8 +192,11 @@ static struct plan_memory fullest_stage(const struct spec *s, const struct share
     struct plan_memory worst = {0};
     uint64_t layers = (uint64_t)s->n_layers;
     for (uint32_t stage = 0; stage < pp; stage++) {
-        struct plan_memory m = {
-            .scratch = step->scratch, .staging = PLAN_STAGING, .fixed = step->fixed, .kv_pages = step->pages};
+        struct plan_memory m = {.scratch = step->scratch,
+                                .device = step->device,
+                                .staging = PLAN_STAGING,
+                                .fixed = step->fixed,
+                                .kv_pages = step->pages};
         for (uint64_t l = stage * layers / pp; l < (stage + 1) * layers / pp; l++) {
             m.weights = sat_add(m.weights, x->weights[l]);
             m.kv = sat_add(m.kv, sat_mul(x->kv[l], step->pages));

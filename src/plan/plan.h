@@ -15,11 +15,19 @@ struct plan_layout {
 struct plan_options {
     uint64_t memory_bytes;                        /* per rank, what may be used */
     uint32_t max_step_tokens, max_seqs, max_rows; /* 0: 512, 1, max_seqs */
+    uint32_t snapshots;      /* recurrent states kept beside those of max_seqs; 0: none */
     uint64_t context_tokens; /* KV capacity wanted, tokens over all sequences; 0: max_positions */
+    uint64_t request_tokens; /* the longest request; 0: what the capacity and the model allow */
+    /* What the device sets aside for the part of the largest step beyond its scratch, in bytes
+     * (dev_scratch_plan, with the device as context). NULL: not known, and not counted. */
+    int (*device_need)(void *context, const struct d0_part *part, uint64_t *bytes, struct err *e);
+    void *device;
 };
 
-struct plan_memory { /* bytes on one rank */
-    uint64_t weights, kv, scratch, staging, fixed, total;
+struct plan_memory {               /* bytes on one rank */
+    uint64_t weights, kv, scratch; /* scratch: activations of the largest step */
+    uint64_t device;               /* scratch of the device's kernels; 0 where it was not asked */
+    uint64_t staging, fixed, total;
     uint64_t kv_pages; /* pages that `kv` holds */
     bool fits;
 };

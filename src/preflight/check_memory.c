@@ -20,11 +20,13 @@ int check_memory(const struct spec *s, const struct preflight_options *o, struct
         .context_tokens = o->context_tokens        ? o->context_tokens
                           : limit < USEFUL_CONTEXT ? limit
                                                    : USEFUL_CONTEXT,
+        .device_need = o->dev ? dev_scratch_plan : NULL,
+        .device = o->dev,
     };
     struct plan_memory plan, per_rank;
     struct plan_layout layout;
     struct err why = {0};
-    char need[32], weights[32], kv[32], has[32],
+    char need[32], weights[32], kv[32], kernels[32], has[32],
         smallest[120] = "no layout of up to 4,096 such machines fits";
     int rc = plan_single(s, &po, &plan, &why);
     if (rc == ERR_NOMEM)
@@ -38,10 +40,13 @@ int check_memory(const struct spec *s, const struct preflight_options *o, struct
     if (plan_smallest(s, &po, &layout, &per_rank))
         snprintf(smallest, sizeof(smallest), "smallest layout that fits: TP %u x PP %u, %s a rank", layout.tp,
                  layout.pp, format_bytes(per_rank.total, need, sizeof(need)));
-    finding_add(f, FINDING_M001, "memory", "needs %s (weights %s, KV for %llu tokens %s), has %s (%s); %s",
+    finding_add(f, FINDING_M001, "memory",
+                "needs %s (weights %s, KV for %llu tokens %s, kernels %s), has %s (%s); %s",
                 format_bytes(plan.total, need, sizeof(need)),
                 format_bytes(plan.weights, weights, sizeof(weights)), (unsigned long long)po.context_tokens,
-                format_bytes(plan.kv, kv, sizeof(kv)), format_bytes(o->memory_bytes, has, sizeof(has)),
+                format_bytes(plan.kv, kv, sizeof(kv)),
+                o->dev ? format_bytes(plan.device, kernels, sizeof(kernels)) : "not counted",
+                format_bytes(o->memory_bytes, has, sizeof(has)),
                 o->memory_source ? o->memory_source : "as given", smallest);
     return ERR_OK;
 }

@@ -10,6 +10,7 @@
 #include "base/finding.h"
 #include "base/log.h"
 #include "ckpt/ckpt.h"
+#include "dev/dev.h"
 #include "host/host.h"
 #include "plan/plan.h"
 #include "spec/spec.h"
@@ -23,7 +24,8 @@ struct preflight_options {
     bool partial;                         /* preflight_open: see ckpt_options */
     const struct host_card_profile *card; /* judge for this card, which is not here; NULL: none */
     uint32_t n_cards;                     /* of that kind; 0: 1 */
-    bool runs_here;      /* the model is to be run by this build's own kernels: what they lack is an error */
+    struct dev *dev; /* that the memory is judged for: counts what its kernels set aside. NULL: it does not */
+    bool runs_here;  /* the model is to be run by this build's own kernels: what they lack is an error */
     bool runs_elsewhere; /* another device was named, and is asked itself: what they lack is not told */
 };
 

@@ -10,10 +10,13 @@
 
 #include "base/hash.h"
 
-int pages_init(struct pages *p, struct arena *a, uint32_t n, uint32_t page_tokens, uint64_t hash_mask,
-               struct err *e)
+int pages_init(struct pages *p, struct arena *a, uint32_t n, uint32_t page_tokens, uint32_t n_snapshots,
+               uint64_t hash_mask, struct err *e)
 {
     memset(p, 0, sizeof(*p));
+    int rc = snapshots_init(&p->snapshots, a, n_snapshots, e);
+    if (rc != ERR_OK)
+        return rc;
     uint64_t n_buckets = 16;
     while (n_buckets < n)
         n_buckets *= 2;
@@ -30,6 +33,7 @@ int pages_init(struct pages *p, struct arena *a, uint32_t n, uint32_t page_token
     p->oldest = p->newest = p->free_head = PAGE_NONE;
     for (uint32_t i = n; i-- > 0;) {
         p->page[i].next = p->free_head;
+        p->page[i].snapshot = SNAPSHOT_NONE;
         p->free_head = i;
     }
     p->n_free = n;
@@ -90,6 +94,9 @@ static void entry_drop(struct pages *p, uint32_t id)
         link = &p->page[*link].hash_next;
     *link = g->hash_next;
     g->uid = 0;
+    if (g->snapshot != SNAPSHOT_NONE)
+        snapshots_free(&p->snapshots, g->snapshot);
+    g->snapshot = SNAPSHOT_NONE;
 }
 
 static uint64_t entry_hash(const struct pages *p, uint64_t parent, const int32_t *tokens)
@@ -113,13 +120,13 @@ uint32_t pages_find(const struct pages *p, uint64_t parent, const int32_t *token
     return entry_find(p, entry_hash(p, parent, tokens), parent, tokens);
 }
 
-uint64_t pages_enter(struct pages *p, uint32_t id, uint64_t parent, const int32_t *tokens)
+uint32_t pages_enter(struct pages *p, uint32_t id, uint64_t parent, const int32_t *tokens)
 {
     uint64_t hash = entry_hash(p, parent, tokens);
     uint32_t same = entry_find(p, hash, parent, tokens);
     /* two requests computed the same page side by side: one of them is enough to remember */
     if (same != PAGE_NONE)
-        return p->page[same].uid;
+        return same;
     struct page *g = &p->page[id];
     memcpy(p->tokens + (size_t)id * p->page_tokens, tokens, token_bytes(p));
     g->hash = hash;
@@ -127,7 +134,25 @@ uint64_t pages_enter(struct pages *p, uint32_t id, uint64_t parent, const int32_
     g->uid = ++p->last_uid;
     g->hash_next = p->buckets[hash & p->bucket_mask];
     p->buckets[hash & p->bucket_mask] = id;
-    return g->uid;
+    return id;
+}
+
+uint32_t pages_take_snapshot(struct pages *p)
+{
+    uint32_t page, snapshot = snapshots_take(&p->snapshots, &page);
+    if (page != SNAPSHOT_NONE)
+        p->page[page].snapshot = SNAPSHOT_NONE;
+    return snapshot;
+}
+
+void pages_keep_snapshot(struct pages *p, uint32_t id, uint32_t snapshot)
+{
+    if (!p->page[id].uid || p->page[id].snapshot != SNAPSHOT_NONE) {
+        snapshots_free(&p->snapshots, snapshot);
+        return;
+    }
+    p->page[id].snapshot = snapshot;
+    snapshots_keep(&p->snapshots, snapshot, id);
 }
 
 /* ---- references ---------------------------------------------------------------------------------------- */
@@ -185,8 +210,11 @@ void pages_forget(struct pages *p)
         order_remove(p, id);
         free_push(p, id);
     }
-    for (uint32_t i = 0; i < p->n; i++)
+    for (uint32_t i = 0; i < p->n; i++) {
         p->page[i].uid = 0;
+        p->page[i].snapshot = SNAPSHOT_NONE;
+    }
+    snapshots_forget(&p->snapshots);
     memset(p->buckets, 0xff, ((size_t)p->bucket_mask + 1) * sizeof(*p->buckets));
 }
 
@@ -212,14 +240,22 @@ static int check_lists(const struct pages *p, struct err *e)
 
 int pages_check(const struct pages *p, const uint32_t *refs, struct err *e)
 {
-    uint32_t n_held = 0, n_entries = 0, n_hashed = 0;
+    uint32_t n_held = 0, n_entries = 0, n_hashed = 0, n_snapshots = 0;
     for (uint32_t i = 0; i < p->n; i++) {
         if (p->page[i].refs != refs[i])
             return err_set(e, ERR_MISMATCH, "page %u has %u references, counted as %u", i, refs[i],
                            p->page[i].refs);
         n_held += refs[i] > 0;
         n_entries += p->page[i].uid != 0;
+        uint32_t snapshot = p->page[i].snapshot;
+        n_snapshots += snapshot != SNAPSHOT_NONE;
+        if (snapshot != SNAPSHOT_NONE &&
+            (!p->page[i].uid || snapshot >= p->snapshots.n || p->snapshots.all[snapshot].page != i))
+            return err_set(e, ERR_MISMATCH, "snapshot %u does not belong to page %u", snapshot, i);
     }
+    if (n_snapshots != p->snapshots.n_kept)
+        return err_set(e, ERR_MISMATCH, "%u pages have snapshots, %u are kept", n_snapshots,
+                       p->snapshots.n_kept);
     for (uint64_t b = 0; b <= p->bucket_mask; b++)
         for (uint32_t id = p->buckets[b]; id != PAGE_NONE; id = p->page[id].hash_next) {
             if (++n_hashed > p->n || !p->page[id].uid || (p->page[id].hash & p->bucket_mask) != b ||

@@ -2,7 +2,8 @@
  *
  * Owns: requests from submission to their last event, and the choice of each step's batch.
  * Refuses: to take a page from a running request (all it can need is promised at admission), to let a request
- * overtake another in the queue, and to have two steps out at once. One thread.
+ * overtake another in the queue, to have two steps out at once, and a prefix whose recurrent state no
+ * snapshot holds. One thread.
  *
  * A request is its tokens (prompt, then what was sampled) and how many of them are computed. What is pending
  * is a decode token or a piece of the prompt; when nothing would stay pending, the step samples the next
@@ -26,6 +27,8 @@ struct request {
     uint32_t n_tokens, computed, n_cached, n_generated;
     uint32_t n_total, n_held; /* pages promised in all, and taken (or shared) so far */
     uint32_t slot;            /* of recurrent state, while it runs */
+    uint32_t snapshot;        /* that its first run begins from, pinned until then; or SNAPSHOT_NONE */
+    uint32_t cuts[2];         /* positions whose state is worth keeping, besides those of every sequence */
     uint32_t n_chained;       /* full pages looked at for the prefix cache */
     uint64_t chain;           /* cache entry of the last of them */
     bool ignore_stop;
@@ -35,6 +38,7 @@ struct request {
 struct piece {
     struct request *request; /* NULL: cancelled while the step was out */
     uint32_t n_tokens;
+    uint32_t save; /* snapshot that it writes, ours until the result is there; or SNAPSHOT_NONE */
     bool sample;
 };
 
@@ -61,6 +65,15 @@ const char *sched_finish_name(enum sched_finish f)
     return (unsigned)f < ARRAY_LEN(names) ? names[f] : "unknown";
 }
 
+static uint32_t snapshot_every(const struct sched_options *o)
+{
+    uint64_t pt = o->limits.page_tokens, half = o->limits.n_snapshots / 2, every = o->snapshot_every;
+    if (!every)
+        every = ((uint64_t)o->max_context + half) / (half ? half : 1);
+    every = (every + pt - 1) / pt * pt;
+    return every > INT32_MAX ? INT32_MAX / (uint32_t)pt * (uint32_t)pt : (uint32_t)every;
+}
+
 int sched_open(struct sched **out, const struct sched_options *o, struct err *e)
 {
     const struct engine_limits *l = &o->limits;
@@ -79,11 +92,12 @@ int sched_open(struct sched **out, const struct sched_options *o, struct err *e)
     s->free_slots = arena_alloc_n(&s->arena, l->n_slots + (size_t)1, sizeof(*s->free_slots));
     for (uint32_t i = l->n_slots; s->free_slots && i-- > 0;)
         s->free_slots[s->n_free_slots++] = i;
-    s->o.prefix_cache = o->prefix_cache && !l->n_slots;
+    s->o.prefix_cache = o->prefix_cache && (!l->n_slots || l->n_snapshots);
+    s->o.snapshot_every = snapshot_every(o);
     int rc =
         s->running && s->pieces && s->free_slots ? ERR_OK : err_set(e, ERR_NOMEM, "scheduler: out of memory");
     if (rc == ERR_OK)
-        rc = pages_init(&s->pages, &s->arena, l->n_pages, l->page_tokens, o->hash_mask, e);
+        rc = pages_init(&s->pages, &s->arena, l->n_pages, l->page_tokens, l->n_snapshots, o->hash_mask, e);
     if (rc != ERR_OK) {
         sched_close(s);
         return rc;
@@ -198,6 +212,7 @@ int sched_submit(struct sched *s, const struct sched_request *q, struct err *e)
                           .n_stop = q->n_stop,
                           .n_tokens = q->n_prompt,
                           .n_total = n_total,
+                          .snapshot = SNAPSHOT_NONE,
                           .ignore_stop = q->ignore_stop,
                           .sampling = q->sampling};
     r->tokens = (int32_t *)(r + 1);
@@ -212,9 +227,18 @@ int sched_submit(struct sched *s, const struct sched_request *q, struct err *e)
 
 /* ---- leaving ------------------------------------------------------------------------------------------- */
 
+/* It has begun, or never will. */
+static void let_snapshot_go(struct sched *s, struct request *r)
+{
+    if (r->snapshot != SNAPSHOT_NONE)
+        snapshots_unpin(&s->pages.snapshots, r->snapshot);
+    r->snapshot = SNAPSHOT_NONE;
+}
+
 /* Last page first: deeper pages of a prefix are evicted before those that they depend on. */
 static void release(struct sched *s, struct request *r, bool keep)
 {
+    let_snapshot_go(s, r);
     if (s->o.limits.n_slots)
         s->free_slots[s->n_free_slots++] = r->slot;
     s->pages.n_reserved -= r->n_total - r->n_held;
@@ -287,28 +311,59 @@ void sched_engine_lost(struct sched *s)
 
 /* ---- admission ----------------------------------------------------------------------------------------- */
 
-/* Cached pages that hold the beginning of r; at least one token is left to compute, since logits come from
- * computing. */
-static uint32_t match_prefix(const struct sched *s, const struct request *r, uint32_t *table,
-                             uint32_t *n_idle)
+struct prefix {
+    uint32_t known;  /* cached pages that hold the beginning */
+    uint32_t usable; /* those of them that it can go on behind */
+    uint32_t idle;   /* usable ones without a reference */
+};
+
+/* At least one token is left to compute, since logits come from computing. */
+static void match_prefix(const struct sched *s, const struct request *r, uint32_t *table, struct prefix *out)
 {
-    uint32_t pt = s->o.limits.page_tokens, most = (r->n_tokens - 1) / pt, n = 0;
+    uint32_t pt = s->o.limits.page_tokens, most = (r->n_tokens - 1) / pt, n = 0, idle = 0;
     uint64_t parent = 0;
-    *n_idle = 0;
+    *out = (struct prefix){0};
     for (; s->o.prefix_cache && n < most; n++) {
         uint32_t id = pages_find(&s->pages, parent, r->tokens + (size_t)n * pt);
         if (id == PAGE_NONE)
             break;
         table[n] = id;
         parent = s->pages.page[id].uid;
-        *n_idle += s->pages.page[id].refs == 0;
+        idle += s->pages.page[id].refs == 0;
+        if (s->o.limits.n_slots && s->pages.page[id].snapshot == SNAPSHOT_NONE)
+            continue;
+        out->usable = n + 1;
+        out->idle = idle;
     }
-    return n;
+    out->known = n;
+}
+
+/* Where the state of r will be wanted again: where what others begin with ends, and behind the last full page
+ * of its prompt. */
+static void choose_cuts(const struct sched *s, struct request *r, const struct prefix *p)
+{
+    uint32_t pt = s->o.limits.page_tokens;
+    r->cuts[0] = p->known > p->usable ? p->known * pt : 0;
+    r->cuts[1] = (r->n_tokens - 1) / pt * pt;
+}
+
+/* The next position at which a run of r ends so that its state can be kept; UINT32_MAX: none. */
+static uint32_t next_cut(const struct sched *s, const struct request *r)
+{
+    if (!s->o.prefix_cache || !s->o.limits.n_slots)
+        return UINT32_MAX;
+    uint32_t every = s->o.snapshot_every, cut = (r->computed / every + 1) * every;
+    for (size_t i = 0; i < ARRAY_LEN(r->cuts); i++)
+        if (r->cuts[i] > r->computed && r->cuts[i] < cut)
+            cut = r->cuts[i];
+    return cut;
 }
 
 static bool admit(struct sched *s, struct request *r)
 {
-    uint32_t n_idle, n = match_prefix(s, r, r->table, &n_idle);
+    struct prefix p;
+    match_prefix(s, r, r->table, &p);
+    uint32_t n = p.usable, n_idle = p.idle;
     /* idle pages that we are about to hold no longer count as available to anyone */
     if ((uint64_t)(r->n_total - n) + n_idle > pages_available(&s->pages))
         return false;
@@ -316,8 +371,15 @@ static bool admit(struct sched *s, struct request *r)
         pages_ref(&s->pages, r->table[i]);
     if (n)
         r->chain = s->pages.page[r->table[n - 1]].uid;
-    if (s->o.limits.n_slots)
+    if (s->o.limits.n_slots) {
         r->slot = s->free_slots[--s->n_free_slots];
+        choose_cuts(s, r, &p);
+    }
+    if (s->o.limits.n_slots && n) {
+        r->snapshot = s->pages.page[r->table[n - 1]].snapshot;
+        snapshots_pin(&s->pages.snapshots, r->snapshot);
+        s->stats.snapshot_hits++;
+    }
     r->n_chained = n;
     r->n_held = n;
     s->pages.n_reserved += r->n_total - n;
@@ -363,7 +425,8 @@ static bool is_decode(const struct request *r)
 static void add_piece(struct sched *s, struct budget *b, struct request *r, uint32_t n)
 {
     bool sample = n == pending(r);
-    s->pieces[s->n_pieces++] = (struct piece){.request = r, .n_tokens = n, .sample = sample};
+    s->pieces[s->n_pieces++] =
+        (struct piece){.request = r, .n_tokens = n, .save = SNAPSHOT_NONE, .sample = sample};
     b->tokens -= n;
     b->rows -= sample;
 }
@@ -383,7 +446,8 @@ static void choose_prompts(struct sched *s, struct budget *b)
         struct request *r = s->running[i];
         if (is_decode(r))
             continue;
-        uint32_t n = pending(r);
+        uint32_t n = pending(r), cut = next_cut(s, r) - r->computed;
+        n = n < cut ? n : cut;
         n = n < s->o.prefill_chunk ? n : s->o.prefill_chunk;
         n = n < b->tokens ? n : b->tokens;
         if (n == pending(r) && !b->rows)
@@ -413,6 +477,9 @@ static void fill_plan(struct sched *s, struct step_plan *plan)
                 BUG("a promised page is not there");
             r->table[r->n_held++] = id;
         }
+        if (r->computed + s->pieces[i].n_tokens == next_cut(s, r))
+            s->pieces[i].save = pages_take_snapshot(&s->pages);
+        /* SNAPSHOT_NONE is the largest number: one more is 0, as a message says "none" */
         *q = (struct step_seq){.request = r->id,
                                .first_token = n_tokens,
                                .n_tokens = s->pieces[i].n_tokens,
@@ -421,6 +488,8 @@ static void fill_plan(struct sched *s, struct step_plan *plan)
                                .n_pages = need,
                                .flags = s->pieces[i].sample ? STEP_SAMPLE : 0,
                                .slot = r->slot,
+                               .restore = r->snapshot + 1,
+                               .save = s->pieces[i].save + 1,
                                .sampling = r->sampling};
         memcpy(tokens + n_tokens, r->tokens + r->computed, q->n_tokens * sizeof(int32_t));
         for (uint32_t k = 0; k < need; k++)
@@ -485,13 +554,20 @@ static void fail(struct sched *s, const struct sink *sink, struct request *r, co
     finish(s, r, SCHED_FAILED);
 }
 
-/* Full pages become findable once they are computed. */
-static void enter_pages(struct sched *s, struct request *r)
+/* Full pages become findable once they are computed, and with the last of them the state behind it. */
+static void enter_pages(struct sched *s, struct piece *p)
 {
-    uint32_t pt = s->o.limits.page_tokens;
-    for (; s->o.prefix_cache && r->n_chained < r->computed / pt; r->n_chained++)
-        r->chain =
+    struct request *r = p->request;
+    uint32_t pt = s->o.limits.page_tokens, entry = PAGE_NONE;
+    for (; s->o.prefix_cache && r->n_chained < r->computed / pt; r->n_chained++) {
+        entry =
             pages_enter(&s->pages, r->table[r->n_chained], r->chain, r->tokens + (size_t)r->n_chained * pt);
+        r->chain = s->pages.page[entry].uid;
+    }
+    if (p->save == SNAPSHOT_NONE)
+        return;
+    pages_keep_snapshot(&s->pages, entry, p->save);
+    p->save = SNAPSHOT_NONE;
 }
 
 static bool is_stop(const struct request *r, int32_t token)
@@ -502,7 +578,7 @@ static bool is_stop(const struct request *r, int32_t token)
     return false;
 }
 
-static void apply_piece(struct sched *s, const struct sink *sink, const struct piece *p,
+static void apply_piece(struct sched *s, const struct sink *sink, struct piece *p,
                         const struct step_seq_result *q, const struct step_top *tops)
 {
     struct request *r = p->request;
@@ -517,7 +593,8 @@ static void apply_piece(struct sched *s, const struct sink *sink, const struct p
     r->computed += p->n_tokens;
     if (!r->n_generated)
         s->stats.tokens_prefilled += p->n_tokens;
-    enter_pages(s, r);
+    let_snapshot_go(s, r);
+    enter_pages(s, p);
     if (!p->sample)
         return;
     r->tokens[r->n_tokens++] = q->token;
@@ -568,12 +645,13 @@ int sched_apply(struct sched *s, const struct step_result *r, size_t bytes, sche
     const struct step_seq_result *q = (const struct step_seq_result *)((const char *)r + r->seqs_at);
     const struct step_top *tops = (const struct step_top *)((const char *)r + r->tops_at);
     for (uint32_t i = 0; i < s->n_pieces; i++) {
-        if (!s->pieces[i].request)
-            continue;
-        if (r->error)
-            fail(s, &sink, s->pieces[i].request, (const char *)r + r->error_at);
-        else
-            apply_piece(s, &sink, &s->pieces[i], &q[i], tops);
+        struct piece *p = &s->pieces[i];
+        if (p->request && r->error)
+            fail(s, &sink, p->request, (const char *)r + r->error_at);
+        else if (p->request)
+            apply_piece(s, &sink, p, &q[i], tops);
+        if (p->save != SNAPSHOT_NONE) /* of a request that failed or has left */
+            snapshots_free(&s->pages.snapshots, p->save);
     }
     s->out = false;
     s->n_pieces = 0;
@@ -591,6 +669,8 @@ void sched_stats(const struct sched *s, struct sched_stats *out)
     out->pages_total = s->pages.n;
     out->pages_free = s->pages.n_free + s->pages.n_cached;
     out->pages_cached = s->pages.n_cached;
+    out->snapshots_total = s->pages.snapshots.n;
+    out->snapshots_kept = s->pages.snapshots.n_kept;
 }
 
 static int check_running(const struct sched *s, uint32_t *refs, uint64_t *reserved, struct err *e)
@@ -635,6 +715,31 @@ static int check_slots(const struct sched *s, struct err *e)
     return rc;
 }
 
+static int check_snapshots(const struct sched *s, struct err *e)
+{
+    uint32_t n = s->pages.snapshots.n, n_taken = 0;
+    uint32_t *pins = calloc((size_t)n + 1, sizeof(*pins));
+    int rc = pins ? ERR_OK : err_set(e, ERR_NOMEM, "no memory to check %u snapshots", n);
+    for (uint32_t i = 0; rc == ERR_OK && i < s->n_running; i++) {
+        const struct request *r = s->running[i];
+        if (r->snapshot == SNAPSHOT_NONE)
+            continue;
+        uint32_t pages = r->computed / s->o.limits.page_tokens; /* nothing else is computed yet */
+        if (r->snapshot >= n || !pages || s->pages.snapshots.all[r->snapshot].page != r->table[pages - 1])
+            rc = err_set(e, ERR_MISMATCH,
+                         "request %llu begins at %u from snapshot %u, which is of another page",
+                         (unsigned long long)r->id, r->computed, r->snapshot);
+        else
+            pins[r->snapshot]++;
+    }
+    for (uint32_t i = 0; s->out && i < s->n_pieces; i++)
+        n_taken += s->pieces[i].save != SNAPSHOT_NONE;
+    if (rc == ERR_OK)
+        rc = snapshots_check(&s->pages.snapshots, pins, n_taken, e);
+    free(pins);
+    return rc;
+}
+
 int sched_check(const struct sched *s, struct err *e)
 {
     uint32_t n_waiting = 0;
@@ -658,6 +763,8 @@ int sched_check(const struct sched *s, struct err *e)
         rc = pages_check(&s->pages, refs, e);
     if (rc == ERR_OK)
         rc = check_slots(s, e);
+    if (rc == ERR_OK)
+        rc = check_snapshots(s, e);
     free(refs);
     return rc;
 }

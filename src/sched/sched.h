@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * The scheduler: requests in, step plans out, results back in. Owns request state, the page pool
- * (reference-counted, with a prefix cache), the slots of recurrent state and the batching policy. Knows no
- * HTTP and no text; runs the same under a simulator. One thread owns it.
+ * (reference-counted, with a prefix cache), slots and snapshots of recurrent state, and the batching policy.
+ * Knows no HTTP and no text; runs the same under a simulator. One thread owns it.
  */
 #ifndef SCHED_SCHED_H
 #define SCHED_SCHED_H
@@ -14,8 +14,11 @@ struct sched_options {
     uint32_t max_context;        /* tokens of one sequence */
     uint32_t prefill_chunk;      /* most prompt tokens of one sequence in one step; 0: max_tokens */
     uint32_t max_waiting;        /* queued requests beyond which submit refuses */
-    bool prefix_cache;  /* without effect where limits.n_slots says that the model has recurrent states: pages
-                         * hold  only the keys and values of a prefix, not the state after it */
+    bool prefix_cache;           /* where limits.n_slots says that the model has recurrent states, a prefix is
+                                  * found up to a snapshot of them; without effect if there are none of those */
+    uint32_t snapshot_every;     /* tokens of a sequence between snapshots, besides those at the end of its
+                                  * prompt and where a known beginning ends; 0: so that half of the snapshots
+                                  * hold the longest sequence; rounded up to whole pages */
     uint64_t hash_mask; /* bits of the prefix hash that are used; 0: all. Tests force collisions with it */
     struct mem *mem;
 };
@@ -56,7 +59,9 @@ typedef void (*sched_event_fn)(void *context, const struct sched_event *event);
 struct sched_stats {
     uint32_t n_running, n_waiting;
     uint32_t pages_total, pages_free,
-        pages_cached; /* cached: unreferenced but reusable, counted as free too */
+        pages_cached;                         /* cached: unreferenced but reusable, counted as free too */
+    uint32_t snapshots_total, snapshots_kept; /* of recurrent states */
+    uint64_t snapshot_hits;                   /* requests that began from one */
     uint64_t steps, tokens_prefilled, tokens_generated, tokens_cached;
     uint64_t finished[5]; /* by enum sched_finish */
     uint32_t last_batch_seqs, last_batch_tokens;

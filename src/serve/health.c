@@ -63,6 +63,13 @@ const char *not_ready(struct serve *s, char *buf, size_t bytes)
 
 static void write_memory(struct json_writer *w, const struct serve *s)
 {
+    static const struct {
+        const char *key;
+        enum mem_tag tag;
+    } held[] = {{"held_weights_bytes", MEM_WEIGHTS},
+                {"held_kv_bytes", MEM_KV},
+                {"held_scratch_bytes", MEM_SCRATCH},
+                {"held_device_bytes", MEM_KERNELS}};
     uint64_t rss, peak, kv, scratch;
     process_memory(0, &rss, &peak);
     engine_memory(s->engine, &kv, &scratch);
@@ -75,6 +82,8 @@ static void write_memory(struct json_writer *w, const struct serve *s)
         json_write_null(w);
     json_put_u64(w, "predicted_kv_bytes", kv);
     json_put_u64(w, "predicted_scratch_bytes", scratch);
+    for (size_t i = 0; i < ARRAY_LEN(held); i++)
+        json_put_u64(w, held[i].key, atomic_load(&s->d0->mem.live[held[i].tag]));
     json_put_u64(w, "measured_rss_bytes", rss);
     json_put_u64(w, "measured_peak_rss_bytes", peak);
     json_end_object(w);
@@ -144,6 +153,12 @@ void write_metrics(struct strbuf *out, struct serve *s)
                  e.sched.pages_free);
     metric_value(out, "day0_kv_pages_cached", "gauge", "Free KV pages that hold a known prefix",
                  e.sched.pages_cached);
+    metric_value(out, "day0_state_snapshots_total", "gauge", "Recurrent states that can be kept",
+                 e.sched.snapshots_total);
+    metric_value(out, "day0_state_snapshots_kept", "gauge", "Recurrent states kept behind a known prefix",
+                 e.sched.snapshots_kept);
+    metric_value(out, "day0_state_snapshot_hits_total", "counter", "Requests that began from a kept state",
+                 (double)e.sched.snapshot_hits);
     metric_value(out, "day0_prompt_tokens_total", "counter", "Prompt tokens of accepted requests",
                  (double)m->prompt_tokens);
     metric_value(out, "day0_generated_tokens_total", "counter", "Tokens generated for clients",

@@ -139,9 +139,10 @@ static int open_thread(struct serve *s, struct err *e)
                                      .max_waiting = s->o.max_waiting,
                                      .prefix_cache = s->o.prefix_cache,
                                      .mem = &s->d0->mem};
-    if (s->o.prefix_cache && l->n_slots)
+    if (s->o.prefix_cache && l->n_slots && !l->n_snapshots)
         log_line(&s->d0->log, LOG_INFO, "serve",
-                 "no prefix cache: the model has recurrent states, which pages do not hold");
+                 "no prefix cache: the model has recurrent states, and there is no room to keep any, or its "
+                 "requests cannot share pages");
     uint64_t live = (uint64_t)s->o.max_waiting + l->max_seqs;
     s->max_live = live < s->n_slots ? (uint32_t)live : s->n_slots;
     return engine_thread_open(&s->thread, &o, e);

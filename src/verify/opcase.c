@@ -96,9 +96,14 @@ void opcase_release_copy(struct opcase *c)
     c->g = NULL;
 }
 
-static int allocate(struct opcase *c, struct err *e)
+int opcase_allocate(struct opcase *c, const int64_t dims[D0_N_DIMS], struct err *e)
 {
-    release_data(c);
+    memcpy(c->dims, dims, sizeof c->dims);
+    for (uint32_t i = 0; i < OPCASE_VALUES; i++)
+        if (!c->borrowed[i]) {
+            free(c->data[i]);
+            c->data[i] = NULL;
+        }
     for (uint32_t i = 0; i < c->g->n_values; i++) {
         uint64_t bytes;
         const struct d0_value *v = &c->g->values[i];
@@ -112,6 +117,8 @@ static int allocate(struct opcase *c, struct err *e)
         if (v->kind == D0_VALUE_OUTPUT)
             continue;
         c->bytes[i] = bytes;
+        if (c->borrowed[i])
+            continue;
         c->data[i] = malloc(bytes ? (size_t)bytes : 1);
         if (!c->data[i])
             return err_set(e, ERR_NOMEM, "no memory for %llu bytes of a case", (unsigned long long)bytes);
@@ -122,8 +129,7 @@ static int allocate(struct opcase *c, struct err *e)
 int opcase_fill(struct opcase *c, const int64_t dims[D0_N_DIMS], enum opclass cls, uint64_t seed,
                 struct err *e)
 {
-    memcpy(c->dims, dims, sizeof c->dims);
-    int rc = allocate(c, e);
+    int rc = opcase_allocate(c, dims, e);
     if (rc)
         return rc;
     int64_t *places = calloc(2 * (size_t)dims[1] + 1, sizeof *places);

@@ -47,6 +47,8 @@ void opshape_bench(uint32_t op, const struct optype *type, struct opshape *out, 
 /* The shape of a model's node, with rows of weights cut to what a test needs. false: a node this file does
  * not know. */
 bool opshape_of_node(const struct graph *g, const struct d0_node *n, struct opshape *out);
+/* The same with weights as they are. */
+bool opshape_whole_node(const struct graph *g, const struct d0_node *n, struct opshape *out);
 /* Attributes, 0 where absent. */
 int64_t opshape_int(const struct opshape *s, uint32_t key);
 double opshape_real(const struct opshape *s, uint32_t key);
@@ -99,6 +101,8 @@ struct opcase {
 
 int opcase_open(struct opcase *c, const struct opshape *s, const int64_t max_dims[D0_N_DIMS], struct err *e);
 void opcase_close(struct opcase *c);
+/* Memory for every input and state at these sizes, contents undefined; what is borrowed stays. ERR_NOMEM. */
+int opcase_allocate(struct opcase *c, const int64_t dims[D0_N_DIMS], struct err *e);
 int opcase_fill(struct opcase *c, const int64_t dims[D0_N_DIMS], enum opclass cls, uint64_t seed,
                 struct err *e);
 /* Does a row hang on the rows of its sequence before it? Then only a sequence's first can be run alone. */

@@ -137,6 +137,8 @@ static void round_h(struct experts *m)
 /* One slot of one token: added to total[d]. */
 static void add_slot(struct experts *m, int64_t t, int64_t id, double weight, struct sum *total)
 {
+    if (id < 0) /* nobody */
+        return;
     const float *x = opcase_rows(m->c, 0) + t * m->d;
     bool inside = opshape_int(&m->c->shape, D0_ATTR_INPUT_WEIGHTED) != 0;
     double by = inside ? 1 : weight;

@@ -348,7 +348,16 @@ static const struct d0_value *typed_input(const struct opshape *s)
     return s->node.inputs[i] == D0_NO_VALUE ? NULL : &s->in[i];
 }
 
-bool opshape_of_node(const struct graph *g, const struct d0_node *n, struct opshape *out)
+static void set_type(struct opshape *out)
+{
+    const struct d0_value *typed = typed_input(out);
+    if (typed)
+        out->type = (struct optype){.dtype = typed->dtype, .format = typed->format};
+    else if (out->node.op == D0_OP_RMS_NORM)
+        out->type.dtype = D0_F32;
+}
+
+bool opshape_whole_node(const struct graph *g, const struct d0_node *n, struct opshape *out)
 {
     if (op_find(n->op) == NULL || n->n_inputs == 0)
         return false;
@@ -372,11 +381,15 @@ bool opshape_of_node(const struct graph *g, const struct d0_node *n, struct opsh
         if (v->role == D0_INPUT_HIDDEN) /* rows for logits are rows like others */
             v->dims[0] = D0_DIM_TOKENS;
     }
+    set_type(out);
+    return true;
+}
+
+bool opshape_of_node(const struct graph *g, const struct d0_node *n, struct opshape *out)
+{
+    if (!opshape_whole_node(g, n, out))
+        return false;
     cut_shape(out);
-    const struct d0_value *typed = typed_input(out);
-    if (typed)
-        out->type = (struct optype){.dtype = typed->dtype, .format = typed->format};
-    else if (n->op == D0_OP_RMS_NORM)
-        out->type.dtype = D0_F32;
+    set_type(out);
     return true;
 }

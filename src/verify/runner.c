@@ -30,7 +30,8 @@ int runner_open_graph(struct runner *r, struct dev *d, const struct graph *g, co
                                           .max_seqs = size->seqs,
                                           .max_rows = size->rows,
                                           .max_pages_per_seq = pages,
-                                          .n_pages = (uint32_t)all},
+                                          .n_pages = (uint32_t)all,
+                                          .n_snapshots = size->snapshots},
                                .probes = size->probes,
                                .poison = true,
                                .mem = mem};
@@ -99,6 +100,8 @@ int runner_step(struct runner *r, const struct runner_run *runs, uint32_t n, str
                                  .n_pages = own,
                                  .flags = runs[i].flags,
                                  .slot = l->n_slots ? runs[i].slot : 0,
+                                 .restore = runs[i].restore,
+                                 .save = runs[i].save,
                                  .sampling = {.top_p = 1}};
         memcpy(step_plan_tokens(p) + t, runs[i].tokens, runs[i].n * sizeof(int32_t));
         for (uint32_t k = 0; k < own; k++)

@@ -12,6 +12,7 @@
 struct runner_size {
     uint32_t tokens, seqs, rows; /* of one step */
     uint32_t context;            /* tokens of one sequence */
+    uint32_t snapshots;          /* of recurrent states; 0: none */
     bool probes;
 };
 
@@ -30,6 +31,7 @@ struct runner_run {
     uint32_t n, position, flags; /* enum step_seq_flags; sampling is greedy */
     const int32_t *pages;        /* [n_pages] from position 0; NULL: those of the slot, as many as it takes */
     uint32_t n_pages;
+    uint32_t restore, save; /* as in struct step_seq; 0 where the engine has no snapshots */
 };
 
 /* The whole model of a description on a device. */

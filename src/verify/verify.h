@@ -54,6 +54,50 @@ struct verify_ops_options {
 int verify_ops(struct dev *d, const struct verify_ops_options *o, struct arena *arena,
                struct verify_op_result **out, size_t *n, struct findings *f, struct err *e);
 
+/* ---- operators on what a trace recorded ---- */
+enum from_state { FROM_RIGHT, FROM_WRONG, FROM_NOT_JUDGED };
+struct verify_from_node { /* one operator of the graph */
+    uint32_t node;
+    int32_t layer;    /* -1: none */
+    const char *name; /* of what it gives; the graph's */
+    char op[64];      /* "linear BF16" */
+    enum from_state state;
+    uint64_t rows, settled; /* settled: rows whose choice a rounding decides, and that differed */
+    double max_ulp, limit_ulp, largest_input;
+    uint32_t recorded, computed; /* inputs from the trace, and those that the reference device computed */
+    char why[208];
+};
+struct verify_from_op { /* all nodes of one operator and type */
+    const struct verify_from_node *worst;
+    uint32_t nodes, wrong, not_judged;
+    uint64_t settled;
+};
+struct verify_from_result {         /* in the arena */
+    struct verify_from_node *nodes; /* in the order of the graph */
+    size_t n_nodes;
+    struct verify_from_op *ops;
+    size_t n_ops;
+    size_t judged, wrong, not_judged;
+    size_t recorded, computed; /* values in the trace; inputs that it lacked and the reference computed */
+    size_t tokens, tokens_recorded;
+    const char *producer;
+    bool refused; /* a trace of another model: N006 says why */
+};
+struct verify_from_options {
+    const char *trace; /* docs/references.md; `day0 record --probes all` makes one */
+    const char *only;  /* operators whose name contains it; NULL: all */
+    const struct spec *spec;
+    struct ckpt *ckpt;
+    uint64_t memory; /* bytes that may be taken; 0: what the machine has */
+    size_t tokens;   /* the first of the trace; 0: all */
+};
+/* Each operator on the recorded rows and its real weights, against the reference device, one after the other:
+ * one operator's weights in memory. What the trace lacks is computed by the reference device from what it
+ * has. N003 with operator and layer, N006. Errors: of a trace that cannot be read, ERR_UNSUPPORTED, ERR_IO,
+ * ERR_MISSING. */
+int verify_ops_from(struct dev *d, const struct verify_from_options *o, struct arena *arena,
+                    struct verify_from_result *out, struct findings *f, struct err *e);
+
 /* ---- references ---- */
 struct reference { /* safetensors: "token_ids" I32/I64 [T], "logits" F32 [T, V], probes by name; metadata
                       producer, model, tokens ... */

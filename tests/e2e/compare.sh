@@ -73,4 +73,27 @@ run 2 "one argument" "$day0" compare "$reference"
 run 2 "no such trace" "$day0" compare "$reference" "$scratch/nowhere"
 head -c 3000 "$reference" > "$scratch/cut.safetensors"
 run 1 "a trace that was cut off" "$day0" compare "$reference" "$scratch/cut.safetensors"
+
+# --- operators on recorded values
+run 0 "operators on what was recorded" "$day0" ops "$model" --from "$scratch/good.safetensors" --json
+[ "$(field not_judged "$scratch/out")" = 0 ] && [ "$(field right "$scratch/out")" -ge 64 ] && ok "all of them" || not_ok "all of them"
+run 0 "on another engine's trace" "$day0" ops "$model" --from "$reference"
+says "what it lacks is computed, and counted" 'inputs that it lacks were computed' "$scratch/out"
+run 4 "operators that do not fit are not judged" "$day0" ops "$model" --from "$reference" --memory 65536
+says "and said" 'not judged: .*there is room for' "$scratch/out"
+run 1 "a trace of another model" "$day0" ops "$model" --from "$root/tests/parity/golden/llama.safetensors"
+says "is N006" 'N006' "$scratch/out"
+run 1 "a trace that was cut off" "$day0" ops "$model" --from "$scratch/cut.safetensors"
+run 2 "--from without a MODEL" "$day0" ops --from "$reference"
+
+# --- errors by position
+run 0 "errors by position" "$day0" compare --drift "$model" --json
+[ "$(field tokens "$scratch/out")" = 512 ] && ok "as many as there are positions" || not_ok "as many as there are positions"
+says "decode gives the bits of prefill" '"decode_identical": true' "$scratch/out"
+run 4 "a sequence that ends too early" "$day0" compare --drift "$model" --tokens 100
+says "is said" 'the original length was not reached' "$scratch/out"
+run 0 "with another engine's logits" "$day0" compare --drift "$model" --tokens "$reference"
+says "these too" 'recorded: logits against those of transformers' "$scratch/out"
+run 2 "--drift with two arguments" "$day0" compare --drift "$reference" "$model"
+run 2 "--tokens without --drift" "$day0" compare "$reference" "$model" --tokens 5
 finish

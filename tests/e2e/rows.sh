@@ -25,6 +25,13 @@ edit() { python3 "$here/spoil.py" "$@" || not_ok "spoil.py $1"; }
 adapt 0 "intact" "$model" --reference "$reference"
 for key in environment weights memory communication numerics text service; do row "intact" $key passed; done
 row "intact" image "not applicable"
+# the prediction is what the service set aside: from the stage's facts, PART of `predicted` and of `held`
+part() { sed -n "/\"$1\": {/,/}/s/^ *\"$2\": \([0-9]*\),*\$/\1/p" "$report/report.json" | head -1; }
+for key in kv device; do
+    a=$(part predicted $key) b=$(part held $key)
+    [ -n "$a" ] && [ "$a" = "$b" ] && ok "intact: $key held as predicted" || not_ok "intact: $key held as predicted" "predicted '$a', held '$b'"
+done
+[ "$(part predicted device)" -gt 0 ] && ok "intact: the device's kernels count" || not_ok "intact: the device's kernels count"
 
 
 # stage 1: the matrix of operators and the version rules
@@ -97,6 +104,21 @@ adapt 1 "1 MB of memory" "$model" --reference "$reference" --memory 1M
 row "1 MB of memory" memory failed
 row "1 MB of memory" service "not checked"
 says "1 MB of memory: needs and has" 'needs .*B, has 1.00 MB' "$report/report.json"
+
+# a device whose kernels hold 200 MB: one that says so before, and one that does not. Neither computes, so other rows fail
+for device in telling quiet; do
+    plugin=$(find "$build/tests/plugins" -name "lib${device}_device.so" 2> /dev/null | head -1)
+    if [ -z "$plugin" ]; then skip "a $device device" "the plugin was not built"; continue; fi
+    adapt 1 "a $device device" "$model" --reference "$reference" --device "$plugin"
+    if [ $device = telling ]; then
+        row "a telling device" memory passed
+        says "a telling device: predicted" '"device": 200000000' "$report/report.json"
+    else
+        row "a quiet device" memory failed
+        says "a quiet device: M002" '"id": "M002"' "$report/report.json"
+        says "a quiet device: the source says what is missing" 'does not say what its kernels need' "$report/report.json"
+    fi
+done
 
 plugin=$(find "$build/tests/plugins" -name 'libbad_comm.so' 2> /dev/null | head -1)
 if [ -n "$plugin" ]; then

@@ -3,10 +3,13 @@
  * Owns: equal bits for whole models. Each tiny model of tests/parity/tiny runs on every instruction set of
  * this machine: the logits of a text alone, in one step, are the yardstick; the same text is then fed in
  * mixes of 1 to 16 sequences, in chunks of 1, 5, 64 or whole, from its start or behind pages that a text with
- * the same beginning has filled, on 1 or 2 threads. Every row of every sequence of a mix is held against its
- * own yardstick with memcmp. Neighbours begin and end at any time, in pages and slots that others have left;
- * some are made of one token whose embedding is NaN, so that their rows, pages and slots are full of NaN, and
- * so are the pages that nobody has written. Then the scheduler runs the texts with its prefix cache.
+ * the same beginning has filled (from a snapshot of its states, where there are any), on 1 or 2 threads.
+ * Every row of every sequence of a mix is held against its own yardstick with memcmp. Neighbours begin and
+ * end at any time, in pages and slots that others have left; some are made of one token whose embedding is
+ * NaN, so that their rows, pages, slots and snapshots are full of NaN, and so are the pages that nobody has
+ * written. Before each mix a step of nothing but that token fills slots, snapshots and the rows of every
+ * activation. Then the scheduler runs the texts with its prefix cache. Some families run a second time with
+ * pages of BF16 or F16: one for each operator that keeps keys.
  * Refuses: any tolerance, and a yardstick that is not finite.
  *
  *   bits [--only FAMILY]
@@ -37,6 +40,11 @@ enum {
     TOKENS = 1024,
     SINGLE = 20, /* token by token: so many at either end, the middle in one piece */
     CONTEXT = 176,
+    NAN_ROWS = 64, /* of the step of NaN before each mix */
+    NAN_ROWS_ONCE = 320,
+    SNAPSHOTS = 12,
+    KEPT = 1,     /* 1 + snapshot of the twin where the subject begins */
+    KEPT_BAD = 2, /* and of NaN */
     MAX_PAGES = 32,
     ROW_BYTES = 4096, /* of the embedding, at most */
     SEED = 20240
@@ -45,6 +53,16 @@ enum {
 
 static const uint32_t chunks[CHUNKS] = {1, 5, 64, UINT32_MAX};
 _Static_assert(MIXES == BATCHES, "a mix for each batch size");
+
+/* Attention, latent, latent with an index, pools, attention beside recurrent states. */
+static const struct {
+    const char *family;
+    uint32_t kv_dtype;
+} narrow[] = {{"llama", D0_F16},
+              {"deepseek_v3", D0_BF16},
+              {"deepseek_v32", D0_F16},
+              {"deepseek_v4_pools", D0_BF16},
+              {"qwen3_next", D0_BF16}};
 
 struct tap {
     unsigned n, failed;
@@ -59,6 +77,8 @@ struct text {
 struct family {
     struct tap *tap;
     const char *name;
+    uint32_t kv_dtype;
+    char label[64]; /* name, and pages where they are not float32 */
     struct d0 d0;
     struct tiny t;
     struct tiny_model m;
@@ -68,7 +88,7 @@ struct family {
     uint32_t page_tokens, prefix; /* tokens that subject and twin share: two pages */
     uint32_t embed;               /* value: its last row becomes NaN */
     unsigned char last_row[ROW_BYTES];
-    bool recurrent;
+    bool recurrent, cached; /* cached: a prefix can be gone on behind */
 };
 
 /* What was seen of one family on one instruction set. */
@@ -104,12 +124,22 @@ static int make_texts(struct family *f, struct err *e)
             t->ids[k] = i == BAD ? (int32_t)f->vocab - 1 : (int32_t)(rng_u64(f->seed, at++) % (f->vocab - 1));
     }
     f->prefix = 2 * f->page_tokens;
-    if (!f->recurrent && (f->prefix + 64 >= f->texts[SUBJECT].n || f->prefix >= f->texts[TWIN].n))
+    if (f->cached && (f->prefix + 64 >= f->texts[SUBJECT].n || f->prefix >= f->texts[TWIN].n))
         return err_set(e, ERR_LIMIT, "pages of %u tokens are too long for the texts", f->page_tokens);
     uint32_t same = f->prefix < f->texts[TWIN].n ? f->prefix : f->texts[TWIN].n - 1;
     memcpy(f->texts[TWIN].ids, f->texts[SUBJECT].ids, same * sizeof(int32_t));
     f->texts[TWIN].ids[same] = (f->texts[SUBJECT].ids[same] + 1) % (int32_t)(f->vocab - 1);
     return ERR_OK;
+}
+
+/* An entry of a pool that stands for more tokens than a page lies in a page ahead of them, which a sequence
+ * with the same beginning would share. */
+static bool pools_run_ahead(const struct graph *g, uint32_t page_tokens)
+{
+    for (uint32_t i = 0; i < g->n_nodes; i++)
+        if (g->nodes[i].op == D0_OP_POOL_KV && node_attr_i(&g->nodes[i], D0_ATTR_RATIO, 0) > page_tokens)
+            return true;
+    return false;
 }
 
 static int open_family(struct family *f, const char *dir, struct err *e)
@@ -118,14 +148,21 @@ static int open_family(struct family *f, const char *dir, struct err *e)
     if (rc == 0)
         rc = tiny_write(&f->t, dir, &f->d0, e);
     if (rc == 0)
-        rc = tiny_model_open(&f->m, dir, &f->d0, e);
+        rc = tiny_model_open_pages(&f->m, dir, f->kv_dtype, &f->d0, e);
     if (rc)
         return rc;
     const struct graph *g = f->m.s->graph;
+    uint32_t n_pages = 0;
     f->vocab = (uint32_t)g->values[graph_result(g)].dims[1];
     f->page_tokens = graph_page_tokens(g);
     for (uint32_t i = 0; i < g->n_values; i++)
+        if (g->values[i].kind == D0_VALUE_STATE && g->info[i].state == STATE_PAGES)
+            n_pages += g->values[i].dtype == f->kv_dtype;
+    if (!n_pages)
+        return err_set(e, ERR_MISMATCH, "no pages of %s", dtype_name(f->kv_dtype));
+    for (uint32_t i = 0; i < g->n_values; i++)
         f->recurrent |= g->values[i].kind == D0_VALUE_STATE && g->info[i].state == STATE_SLOTS;
+    f->cached = !f->recurrent || !pools_run_ahead(g, f->page_tokens);
     f->seed = SEED ^ f->t.seed << 32;
     f->columns = f->vocab;
     f->embed = D0_NO_VALUE;
@@ -186,6 +223,7 @@ static int spoil_last_token(struct family *f, struct dev *d, const struct weight
 
 struct lane {
     uint32_t text, at, slot;
+    uint32_t restore, save;     /* as in struct step_seq, of the next run */
     uint32_t n_pages, n_shared; /* the first n_shared are another's */
     int32_t pages[MAX_PAGES];
 };
@@ -271,6 +309,7 @@ static int step(struct mix *m, struct lane *const *lanes, const uint32_t *what, 
 {
     struct runner_run runs[BATCHES] = {0};
     int32_t tables[BATCHES][MAX_PAGES + 1];
+    uint32_t bad_saved = 0;
     struct step_result *res;
     for (uint32_t i = 0; i < n; i++) {
         struct lane *a = lanes[i];
@@ -278,13 +317,18 @@ static int step(struct mix *m, struct lane *const *lanes, const uint32_t *what, 
         memcpy(tables[i], a->pages, a->n_pages * sizeof(int32_t));
         /* a table may name more pages than the sequence has reached: one of NaN */
         tables[i][a->n_pages] = (int32_t)engine_limits(m->r->x)->n_pages - 1;
+        if (a->text == BAD && m->f->recurrent && m->f->cached && !bad_saved)
+            a->save = bad_saved = KEPT_BAD;
         runs[i] = (struct runner_run){.slot = a->slot,
+                                      .restore = a->restore,
+                                      .save = a->save,
                                       .tokens = m->f->texts[a->text].ids + a->at,
                                       .n = what[i],
                                       .position = a->at,
                                       .flags = STEP_ALL_LOGITS,
                                       .pages = tables[i],
                                       .n_pages = a->n_pages + draw(m, 2)};
+        a->restore = a->save = 0;
     }
     int rc = runner_step(m->r, runs, n, &res, e);
     for (uint32_t i = 0; rc == 0 && i < n; i++) {
@@ -322,9 +366,32 @@ static int fill_prefix(struct mix *m, struct lane *twin, struct err *e)
     begin_lane(m, twin, TWIN);
     while (rc == 0 && twin->at < m->f->prefix) {
         uint32_t n = m->f->prefix - twin->at, piece = 1 + draw(m, n);
+        twin->save = m->f->recurrent && piece == n ? KEPT : 0;
         rc = step(m, &twin, &piece, 1, e);
     }
     twin->n_shared = twin->n_pages; /* nobody frees them before the mix is over */
+    return rc;
+}
+
+/* A step of NaN alone: whatever the next one does not write itself is NaN then, the rows of activations
+ * behind its own too. */
+static int poison(struct mix *m, uint32_t rows, struct err *e)
+{
+    int32_t bad[NAN_ROWS];
+    struct runner_run runs[BATCHES] = {0};
+    struct step_result *res;
+    for (uint32_t i = 0; i < NAN_ROWS; i++)
+        bad[i] = (int32_t)m->f->vocab - 1;
+    for (uint32_t i = 0; i < BATCHES; i++) {
+        runs[i] =
+            (struct runner_run){.slot = i, .tokens = bad, .n = rows / BATCHES, .flags = STEP_ALL_LOGITS};
+        runs[i].save = m->f->recurrent && m->f->cached && i < SNAPSHOTS ? i + 1 : 0;
+    }
+    int rc = runner_step(m->r, runs, BATCHES, &res, e);
+    const float *logits = step_result_logits(res);
+    for (uint64_t i = 0; rc == 0 && i < res->n_logits; i += m->f->vocab)
+        if (!isnan(logits[i]))
+            rc = err_set(e, ERR_MISMATCH, "a step of NaN gave %g", (double)logits[i]);
     return rc;
 }
 
@@ -332,12 +399,15 @@ static int begin_mix(struct mix *m, struct err *e)
 {
     struct lane *subject = &m->lanes[0], twin;
     free_all(m);
-    int rc = m->behind_prefix ? fill_prefix(m, &twin, e) : ERR_OK;
+    int rc = poison(m, NAN_ROWS, e);
+    if (rc == 0 && m->behind_prefix)
+        rc = fill_prefix(m, &twin, e);
     begin_lane(m, subject, SUBJECT);
     if (rc == 0 && m->behind_prefix) {
         memcpy(subject->pages, twin.pages, sizeof twin.pages);
         subject->n_pages = subject->n_shared = twin.n_pages;
         subject->at = m->f->prefix;
+        subject->restore = m->f->recurrent ? KEPT : 0;
         if (m->batch == 1)
             end_lane(m, &twin);
         else
@@ -399,9 +469,9 @@ static void served_event(void *context, const struct sched_event *event)
     if (event->finish == SCHED_RUNNING)
         return;
     v->ended++;
-    if (!f->recurrent && event->id == TWIN)
+    if (f->cached && event->id == TWIN)
         want = f->prefix;
-    if (!f->recurrent && event->id == SUBJECT + TEXTS)
+    if (f->cached && event->id == SUBJECT + TEXTS)
         want = (n - 1) / f->page_tokens * f->page_tokens;
     if ((event->finish != SCHED_LENGTH || event->n_cached != want) && !v->wrong++)
         snprintf(v->why, sizeof v->why, "request %llu: %s, %u tokens cached, expected %u",
@@ -455,7 +525,7 @@ static int submit(struct sched *s, const struct family *f, uint64_t id, struct e
 }
 
 /* The subject alone; then its twin, the subject again and others, whose beginnings are cached where that is
- * right: not behind a recurrent state. */
+ * right. */
 static int run_scheduler(struct mix *m, struct served *v, struct err *e)
 {
     static const uint64_t second[] = {4, TWIN, 9, SUBJECT + TEXTS, 6};
@@ -464,6 +534,7 @@ static int run_scheduler(struct mix *m, struct served *v, struct err *e)
                               .max_context = CONTEXT,
                               .prefill_chunk = 24,
                               .max_waiting = 8,
+                              .snapshot_every = m->f->prefix,
                               .prefix_cache = true};
     int rc = sched_open(&s, &o, e);
     if (rc == 0)
@@ -517,7 +588,7 @@ static int run_mixes(struct mix *m, uint32_t threads, const uint32_t *place, str
             continue;
         m->batch = place[i] + 1;
         m->chunk = chunks[chunk];
-        m->behind_prefix = i % 2 && !m->f->recurrent;
+        m->behind_prefix = i % 2 && m->f->cached;
         m->drawn = 0;
         m->seed = m->f->seed ^ (uint64_t)(i + 1) << 8 ^ m->isa;
         snprintf(m->name, sizeof m->name, "batch of %u, chunks of %d, %s, %u threads", m->batch,
@@ -532,7 +603,8 @@ static int run_threads(struct family *f, enum kern_isa isa, uint32_t threads, co
                        struct seen *seen, struct served *served, struct err *e)
 {
     const struct dev_options o = {.name = "cpu", .isa = kern_isa_name(isa), .n_threads = threads};
-    const struct runner_size size = {.tokens = TOKENS, .seqs = SEQS, .rows = TOKENS, .context = CONTEXT};
+    const struct runner_size size = {
+        .tokens = TOKENS, .seqs = SEQS, .rows = TOKENS, .context = CONTEXT, .snapshots = SNAPSHOTS};
     struct runner r = {.x = NULL};
     struct mix m = {.f = f, .r = &r, .seen = seen, .isa = isa};
     struct dev d;
@@ -542,10 +614,14 @@ static int run_threads(struct family *f, enum kern_isa isa, uint32_t threads, co
     rc = runner_open_model(&r, &d, f->m.s, f->m.c, &size, NULL, e);
     if (rc == 0 && engine_limits(r.x)->max_pages_per_seq > MAX_PAGES)
         rc = err_set(e, ERR_LIMIT, "pages of %u tokens are too many", engine_limits(r.x)->page_tokens);
+    if (rc == 0 && engine_limits(r.x)->n_snapshots != (f->recurrent && f->cached ? SNAPSHOTS : 0))
+        rc = err_set(e, ERR_MISMATCH, "the engine has %u snapshots", engine_limits(r.x)->n_snapshots);
     if (rc == 0)
         rc = spoil_last_token(f, &d, r.weights, true, e);
     if (rc == 0 && threads == 1)
         rc = record_alone(f, &r, isa, e);
+    if (rc == 0)
+        rc = poison(&m, NAN_ROWS_ONCE, e);
     if (rc == 0)
         rc = run_mixes(&m, threads, place, e);
     /* a head of the same buffer would give NaN, and no token; pages and slots stay as they are */
@@ -584,9 +660,9 @@ static void test_isa(struct family *f, enum kern_isa isa)
     for (uint32_t threads = 1; rc == 0 && threads <= THREADS; threads++)
         rc = run_threads(f, isa, threads, place, &seen, &served, &e);
     bool all = seen.batches == (1u << BATCHES) - 1 && seen.chunks == (1u << CHUNKS) - 1 &&
-               seen.threads == (1u << THREADS) - 1 && seen.behind_prefix == (f->recurrent ? 0 : MIXES / 2) &&
+               seen.threads == (1u << THREADS) - 1 && seen.behind_prefix == (f->cached ? MIXES / 2 : 0) &&
                seen.rows && seen.bad_rows;
-    snprintf(name, sizeof name, "%s %s equal bits", f->name, kern_isa_name(isa));
+    snprintf(name, sizeof name, "%s %s equal bits", f->label, kern_isa_name(isa));
     if (rc)
         snprintf(detail, sizeof detail, "%s", e.message);
     else if (seen.difference[0] || !all)
@@ -597,10 +673,11 @@ static void test_isa(struct family *f, enum kern_isa isa)
     result(f->tap, rc == 0 && all && !seen.difference[0], name, detail);
     if (rc)
         return;
-    snprintf(name, sizeof name, "%s %s prefix cache", f->name, kern_isa_name(isa));
+    snprintf(name, sizeof name, "%s %s prefix cache", f->label, kern_isa_name(isa));
     result(f->tap, !served.wrong, name,
            served.wrong   ? served.why
-           : f->recurrent ? "off: a page does not hold the state behind it"
+           : !f->cached   ? "off: entries of its pools lie in pages ahead of their tokens"
+           : f->recurrent ? "pages and states of a twin and of itself"
                           : "pages of a twin and of itself");
 }
 
@@ -614,25 +691,27 @@ static void compare_vectors(struct family *f)
             equal +=
                 memcmp(f->texts[i].want[KERN_AVX2] + (size_t)k * f->vocab,
                        f->texts[i].want[KERN_AVX512] + (size_t)k * f->vocab, f->columns * sizeof(float)) == 0;
-    snprintf(name, sizeof name, "%s avx2 as avx512", f->name);
+    snprintf(name, sizeof name, "%s avx2 as avx512", f->label);
     snprintf(detail, sizeof detail, "%llu of %llu rows equal", (unsigned long long)equal,
              (unsigned long long)rows);
     result(f->tap, equal == rows, name, detail);
 }
 
-static void test_family(struct tap *tap, const char *name)
+static void test_family(struct tap *tap, const char *name, uint32_t kv_dtype)
 {
-    struct family f = {.tap = tap, .name = name, .d0 = {.log = {.fd = -1}}};
+    struct family f = {.tap = tap, .name = name, .kv_dtype = kv_dtype, .d0 = {.log = {.fd = -1}}};
     char dir[] = "/tmp/day0-bits-XXXXXX";
     struct err e;
     err_clear(&e);
+    snprintf(f.label, sizeof f.label, "%s%s%s", name, kv_dtype == D0_F32 ? "" : " pages of ",
+             kv_dtype == D0_F32 ? "" : dtype_name(kv_dtype));
     if (!mkdtemp(dir)) {
-        result(tap, false, name, "no temporary directory");
+        result(tap, false, f.label, "no temporary directory");
         return;
     }
     int rc = open_family(&f, dir, &e);
     if (rc)
-        result(tap, false, name, e.message);
+        result(tap, false, f.label, e.message);
     for (uint32_t isa = 0; rc == 0 && isa < KERN_N_ISA; isa++)
         if (kern_isa_available(isa))
             test_isa(&f, isa);
@@ -662,7 +741,10 @@ int main(int argc, char **argv)
     }
     for (size_t i = 0; i < n; i++)
         if (!only || strcmp(only, names[i]) == 0)
-            test_family(&tap, names[i]);
+            test_family(&tap, names[i], D0_F32);
+    for (size_t i = 0; i < ARRAY_LEN(narrow); i++)
+        if (!only || strcmp(only, narrow[i].family) == 0)
+            test_family(&tap, narrow[i].family, narrow[i].kv_dtype);
     arena_release(&arena);
     printf("1..%u\n", tap.n);
     return tap.failed || tap.n == 0;

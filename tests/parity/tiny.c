@@ -105,7 +105,13 @@ int tiny_write_config(const struct tiny *t, const char *dir, const struct json *
 
 int tiny_model_open(struct tiny_model *m, const char *dir, struct d0 *d0, struct err *e)
 {
-    const struct spec_options o = {.kv_dtype = D0_F32};
+    return tiny_model_open_pages(m, dir, D0_F32, d0, e);
+}
+
+int tiny_model_open_pages(struct tiny_model *m, const char *dir, uint32_t kv_dtype, struct d0 *d0,
+                          struct err *e)
+{
+    const struct spec_options o = {.kv_dtype = kv_dtype};
     *m = (struct tiny_model){.c = NULL};
     findings_init(&m->f, NULL);
     int rc = ckpt_open(&m->c, dir, &m->f, d0, e);

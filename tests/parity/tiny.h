@@ -37,6 +37,9 @@ struct tiny_model {
     struct spec *s;
 };
 int tiny_model_open(struct tiny_model *m, const char *dir, struct d0 *d0, struct err *e);
+/* With KV pages of another type than float32. */
+int tiny_model_open_pages(struct tiny_model *m, const char *dir, uint32_t kv_dtype, struct d0 *d0,
+                          struct err *e);
 void tiny_model_close(struct tiny_model *m);
 
 #endif

@@ -3,7 +3,8 @@
  * A device that opens, has memory that works, and then fails: no operator is supported and nothing compiles
  * or runs. Argument "open" lets open fail, "slow" lets every wait for the queue miss its deadline, "memory"
  * refuses every buffer, "silent" fails without a message. Built with LACKS=NAME it says that it runs every
- * operator but that one.
+ * operator but that one. Built with HOLDS=BYTES it is another device: every operator "runs", every output is
+ * zero, and a compiled part holds that many bytes; with TELLS it says so before.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -155,6 +156,10 @@ static int bad_copy_out(struct d0_queue *q, const struct d0_buffer *b, uint64_t 
 static int bad_supports(struct d0_device *d, const struct d0_part *part, uint32_t node, char *reason,
                         size_t reason_bytes)
 {
+#ifdef HOLDS
+    (void)d, (void)part, (void)node, (void)reason, (void)reason_bytes;
+    return 1;
+#endif
 #ifdef LACKS
     (void)d;
     if (part->nodes[node].op != LACKS)
@@ -167,6 +172,57 @@ static int bad_supports(struct d0_device *d, const struct d0_part *part, uint32_
     return 0;
 }
 
+#ifdef HOLDS
+struct d0_exec {
+    char *held;
+};
+
+static int bad_compile(struct d0_device *d, const struct d0_part *part, struct d0_exec **out,
+                       struct d0_status *st)
+{
+    (void)part;
+    struct d0_exec *x = malloc(sizeof *x);
+    char *held = malloc(HOLDS);
+    if (!x || !held) {
+        free(x);
+        free(held);
+        return fail(d, D0_E_NOMEM, "out of memory", st);
+    }
+    memset(held, 1, HOLDS); /* resident */
+    x->held = held;
+    *out = x;
+    return D0_OK;
+}
+
+static void bad_exec_destroy(struct d0_device *d, struct d0_exec *x)
+{
+    (void)d;
+    free(x->held);
+    free(x);
+}
+
+static int bad_bind(struct d0_exec *x, uint32_t value, struct d0_buffer *b, uint64_t offset,
+                    struct d0_status *st)
+{
+    (void)x, (void)value, (void)b, (void)offset, (void)st;
+    return D0_OK;
+}
+
+static int bad_run(struct d0_queue *q, struct d0_exec *x, const struct d0_step_dims *dims,
+                   struct d0_status *st)
+{
+    (void)q, (void)x, (void)dims, (void)st;
+    return D0_OK;
+}
+
+static int bad_read_output(struct d0_queue *q, struct d0_exec *x, uint32_t value, uint64_t offset, void *host,
+                           uint64_t bytes, struct d0_status *st)
+{
+    (void)q, (void)x, (void)value, (void)offset, (void)st;
+    memset(host, 0, bytes);
+    return D0_OK;
+}
+#else
 static int bad_compile(struct d0_device *d, const struct d0_part *part, struct d0_exec **out,
                        struct d0_status *st)
 {
@@ -199,6 +255,21 @@ static int bad_read_output(struct d0_queue *q, struct d0_exec *x, uint32_t value
     (void)x, (void)value, (void)offset, (void)host, (void)bytes;
     return fail(q->device, D0_E_INVALID, "there is no output", st);
 }
+#endif
+
+#ifdef TELLS
+static int bad_scratch_need(struct d0_device *d, const struct d0_part *part, uint64_t *bytes,
+                            struct d0_status *st)
+{
+    (void)d, (void)part, (void)st;
+    *bytes = HOLDS;
+    return D0_OK;
+}
+#define API_BYTES sizeof(struct d0_device_api)
+#else
+#define API_BYTES                                                                                            \
+    D0_DEVICE_API_BYTES_LEAST /* a table from before scratch_need: what follows is not to be read */
+#endif
 
 __attribute__((visibility("default"))) const struct d0_device_api *
 d0_device_plugin(uint32_t host_abi_version);
@@ -206,7 +277,7 @@ d0_device_plugin(uint32_t host_abi_version);
 const struct d0_device_api *d0_device_plugin(uint32_t host_abi_version)
 {
     static const struct d0_device_api api = {
-        .size = sizeof api,
+        .size = API_BYTES,
         .abi_version = D0_DEVICE_ABI_VERSION,
         .name = "bad",
         .open = bad_open,
@@ -229,6 +300,9 @@ const struct d0_device_api *d0_device_plugin(uint32_t host_abi_version)
         .bind = bad_bind,
         .run = bad_run,
         .read_output = bad_read_output,
+#ifdef TELLS
+        .scratch_need = bad_scratch_need,
+#endif
     };
     return host_abi_version == D0_DEVICE_ABI_VERSION ? &api : NULL;
 }

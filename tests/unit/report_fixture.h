@@ -108,7 +108,8 @@ static inline const char *fixture_stage3(void)
 {
     return "{\"plan\":{\"layout\":{\"pp\":1,\"dp\":1,\"tp\":1,\"ep\":1},\"predicted\":{\"weights\":"
            "2471645608,\"kv\":536870912,"
-           "\"scratch\":180355072,\"staging\":8388608,\"fixed\":67108864,\"total\":3264369064,\"kv_pages\":"
+           "\"scratch\":180355072,\"device\":12582912,\"staging\":8388608,\"fixed\":67108864,\"total\":"
+           "3276951976,\"kv_pages\":"
            "1024},"
            "\"predicted_source\":\"headers and "
            "graph\",\"available\":25769803776,\"available_source\":\"MemAvailable\",\"fits\":true,"
@@ -117,7 +118,8 @@ static inline const char *fixture_stage3(void)
            "\"measured\":{\"ready_rss\":3010000000,\"allowed\":3821133287,\"source\":\"VmHWM of the service "
            "process\","
            "\"rule\":\"peak at most 1.15 x predicted + 64 "
-           "MiB\"},\"service\":{\"url\":\"http://127.0.0.1:40123\",\"seconds_to_ready\":2.1}}";
+           "MiB\",\"held\":{\"weights\":2471645608,\"kv\":536870912,\"scratch\":180400000,"
+           "\"device\":12582912}},\"service\":{\"url\":\"http://127.0.0.1:40123\",\"seconds_to_ready\":2.1}}";
 }
 
 static inline const char *fixture_stage4(void)

@@ -3,12 +3,14 @@
  * Owns: checkpoint directories, sound and damaged. Every damage is one finding; its consequences are none.
  */
 #include <fcntl.h>
+#include <fcntl.h>
 #include <ftw.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -169,6 +171,83 @@ static void sound(void **state)
     assert_true(got[0] == numbers[9]);
     assert_int_equal(ckpt_read(x->c, t, 20, got, 5, &e), ERR_INVALID);
     assert_int_equal(ckpt_read(x->c, t, UINT64_MAX, got, 2, &e), ERR_INVALID);
+}
+
+/* Pages of the file that the cache holds. */
+static size_t pages_cached(const char *path)
+{
+    struct stat st;
+    unsigned char in[4096];
+    size_t n = 0;
+    int fd = open(path, O_RDONLY);
+    assert_true(fd >= 0 && fstat(fd, &st) == 0);
+    size_t pages = ((size_t)st.st_size + 4095) / 4096;
+    assert_true(pages <= sizeof in);
+    void *map = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_SHARED, fd, 0);
+    assert_true(map != MAP_FAILED && mincore(map, (size_t)st.st_size, in) == 0);
+    for (size_t i = 0; i < pages; i++)
+        n += in[i] & 1;
+    munmap(map, (size_t)st.st_size);
+    close(fd);
+    return n;
+}
+
+static void drop_pages(const char *path)
+{
+    int fd = open(path, O_RDONLY);
+    assert_true(fd >= 0 && fsync(fd) == 0);
+    posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
+    close(fd);
+}
+
+/* Past the cache come the same bytes, wherever they begin and end, and the cache stays as it was. */
+static void read_past(void **state)
+{
+    struct fixture *x = *state;
+    enum { N = (3 << 20) + 1235 };
+    static const uint64_t places[][2] = {
+        {0, N},    {0, 1},      {N - 1, 1},      {N - 5000, 5000}, {1, 4095},
+        {4096, 1}, {12345, 77}, {4000, 1 << 20}, {100, N - 200},   {777, 0},
+    };
+    unsigned char *data = malloc(N), *got = malloc(N + 1),
+                  *bounce = aligned_alloc(CKPT_PAST_ALIGN, ALIGN_UP(N, 4096) + 2 * CKPT_PAST_ALIGN);
+    assert_true(data && got && bounce);
+    for (size_t i = 0; i < N; i++)
+        data[i] = (unsigned char)(i * 2654435761u >> 13);
+    drop(x, S1), drop(x, S2), drop(x, S3), drop(x, INDEX);
+    const struct st_entry entry = {"a", D0_U8, 1, {N}, data};
+    const char *path = at(x, "model.safetensors");
+    assert_int_equal(st_write(path, &entry, 1, NULL, NULL, 0, NULL), 0);
+    open_it(x);
+    const struct ckpt_tensor *t = ckpt_find(x->c, "a");
+    assert_non_null(t);
+    assert_true(t->offset % CKPT_PAST_ALIGN != 0);
+    size_t direct = 0;
+    for (int cold = 0; cold < 2; cold++)
+        for (size_t i = 0; i < ARRAY_LEN(places); i++) {
+            struct err e = {0};
+            if (cold)
+                drop_pages(path);
+            size_t before = pages_cached(path);
+            memset(got, 0, N + 1);
+            if (ckpt_read_past(x->c, t, places[i][0], got, places[i][1], bounce, &e))
+                fail_msg("%s", e.message);
+            assert_memory_equal(got, data + places[i][0], places[i][1]);
+            assert_int_equal(got[places[i][1]], 0);
+            if (before == 0 && x->c->shards[0].past_fd >= 0) {
+                assert_int_equal(pages_cached(path), 0);
+                direct++;
+            }
+        }
+    assert_int_equal(ckpt_read_past(x->c, t, N - 4, got, 5, bounce, NULL), ERR_INVALID);
+    if (truncate(path, (off_t)t->offset + N - 9) == 0) /* shorter than when it was opened */
+        assert_int_equal(ckpt_read_past(x->c, t, 0, got, N, bounce, NULL), ERR_IO);
+    assert_true(direct > 0 || x->c->shards[0].past_fd < 0);
+    if (!direct)
+        print_message("this file system does not read past its cache: only the ordinary way was looked at\n");
+    free(data);
+    free(got);
+    free(bounce);
 }
 
 static void single_file(void **state)
@@ -648,6 +727,7 @@ int main(void)
         T(configs),
         T(no_weights),
         T(no_directory),
+        T(read_past),
         T(large_index),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -171,6 +171,69 @@ static void test_cpu_attributes(void **state)
     dev_close(&d);
 }
 
+/* What a part will take is known before it is compiled, for any number of threads and tokens. */
+static void test_scratch_need(void **state)
+{
+    (void)state;
+    static const int64_t tokens[] = {1, MAX_T, 64};
+    struct small s;
+    struct err e = {0};
+    struct d0_device_info info;
+    uint64_t need, largest = 0;
+    for (int isa = 0; isa < KERN_N_ISA; isa++) {
+        if (!kern_isa_available((enum kern_isa)isa))
+            continue;
+        for (unsigned i = 0; i < 6; i++) {
+            struct mem mem = {0};
+            struct dev_options o = {.name = "cpu",
+                                    .isa = kern_isa_name((enum kern_isa)isa),
+                                    .n_threads = i % 2 ? 3 : 1,
+                                    .mem = &mem};
+            struct dev d;
+            struct d0_exec *x;
+            small_part(&s);
+            s.part.max_dims[0] = tokens[i / 2];
+            s.values[4].offset = (uint64_t)tokens[i / 2] * N * 4;
+            s.part.scratch_bytes = 2 * s.values[4].offset;
+            assert_int_equal(dev_open(&d, &o, &e), ERR_OK);
+            assert_true(dev_says_scratch(&d));
+            assert_int_equal(dev_scratch_need(&d, &s.part, &need, &e), ERR_OK);
+            dev_info(&d, &info, NULL);
+            assert_int_equal(info.memory_used, 0); /* asking takes nothing */
+            assert_int_equal(dev_compile(&d, &s.part, &x, &e), ERR_OK);
+            dev_info(&d, &info, NULL);
+            assert_int_equal(info.memory_used, s.part.scratch_bytes + need);
+            assert_int_equal(atomic_load(&mem.live[MEM_KERNELS]), need);
+            dev_exec_free(&d, x);
+            assert_int_equal(atomic_load(&mem.live[MEM_KERNELS]), 0);
+            largest = need > largest ? need : largest;
+            s.nodes[0].op = D0_OP_MLA; /* a node that does not run adds nothing, and is no error */
+            assert_int_equal(dev_scratch_need(&d, &s.part, &need, &e), ERR_OK);
+            assert_int_equal(need, 0);
+            s.part.size = 0;
+            assert_int_equal(dev_scratch_need(&d, &s.part, &need, &e), ERR_INVALID);
+            dev_close(&d);
+        }
+    }
+    assert_true(largest > 0);
+    small_part(&s);
+    struct dev d = open_dev("null", NULL, 0, NULL);
+    assert_int_equal(dev_scratch_need(&d, &s.part, &need, &e), ERR_OK);
+    assert_int_equal(need, 0);
+    dev_close(&d);
+    /* tables with and without this function */
+    assert_int_equal(dev_open(&d, &(struct dev_options){.name = PLUGIN("telling_device")}, &e), ERR_OK);
+    assert_true(dev_says_scratch(&d));
+    assert_int_equal(dev_scratch_need(&d, &s.part, &need, &e), ERR_OK);
+    assert_int_equal(need, 200000000);
+    dev_close(&d);
+    assert_int_equal(dev_open(&d, &(struct dev_options){.name = PLUGIN("quiet_device")}, &e), ERR_OK);
+    assert_false(dev_says_scratch(&d));
+    assert_int_equal(dev_scratch_need(&d, &s.part, &need, &e), ERR_OK);
+    assert_int_equal(need, 0);
+    dev_close(&d);
+}
+
 static void test_cpu_memory(void **state)
 {
     (void)state;
@@ -442,7 +505,7 @@ static void test_plugins(void **state)
     assert_int_equal(dev_open(&d, &(struct dev_options){.name = PLUGIN("bad_comm")}, &e), ERR_FORMAT);
     assert_non_null(strstr(e.message, "d0_device_plugin"));
     assert_int_equal(dev_open(&d, &(struct dev_options){.name = PLUGIN("old_device")}, &e), ERR_UNSUPPORTED);
-    assert_non_null(strstr(e.message, "ABI version 2"));
+    assert_non_null(strstr(e.message, "ABI version 3"));
     assert_int_equal(
         dev_open(&d, &(struct dev_options){.name = PLUGIN("bad_device"), .arguments = "open"}, &e),
         ERR_DEVICE);
@@ -477,10 +540,15 @@ static void test_plugins(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_cpu_against_ref), cmocka_unit_test(test_cpu_attributes),
-        cmocka_unit_test(test_cpu_memory),      cmocka_unit_test(test_cpu_options),
-        cmocka_unit_test(test_bad_parts),       cmocka_unit_test(test_bad_runs),
-        cmocka_unit_test(test_null_tracks),     cmocka_unit_test(test_null_use_before_write),
+        cmocka_unit_test(test_cpu_against_ref),
+        cmocka_unit_test(test_cpu_attributes),
+        cmocka_unit_test(test_scratch_need),
+        cmocka_unit_test(test_cpu_memory),
+        cmocka_unit_test(test_cpu_options),
+        cmocka_unit_test(test_bad_parts),
+        cmocka_unit_test(test_bad_runs),
+        cmocka_unit_test(test_null_tracks),
+        cmocka_unit_test(test_null_use_before_write),
         cmocka_unit_test(test_plugins),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -161,6 +161,66 @@ static void test_every_byte(void **state)
     rig_close(&r);
 }
 
+static int no_sink(void *context, uint64_t at, const void *bytes, uint64_t n, struct err *e)
+{
+    (void)context, (void)at, (void)bytes, (void)n;
+    return err_set(e, ERR_INVALID, "nothing should come here");
+}
+
+/* A tensor of several shares and a rest, read by any number of threads: the same bytes and none beside them.
+ * A file that got shorter is an error, whoever meets its end. */
+static void test_readers(void **state)
+{
+    (void)state;
+    enum { ROWS = 1300, COLUMNS = 1237, BYTES = ROWS * COLUMNS * 2 };
+    struct graph *g;
+    struct err e = {0};
+    struct findings f;
+    struct d0 d0 = {.log = {.fd = -1}};
+    struct ckpt *c;
+    uint32_t id;
+    char dir[] = "/tmp/day0-read-XXXXXX", path[64];
+    void *data = tiny_random(D0_BF16, ROWS * COLUMNS, 0, 1, 5);
+    unsigned char *got = malloc(BYTES + 64), staging[4096];
+    const struct d0_value v = {
+        .kind = D0_VALUE_WEIGHT, .dtype = D0_BF16, .n_dims = 2, .dims = {ROWS, COLUMNS}};
+    const struct graph_value_info info = {.name = "w"};
+    const struct st_entry entry = {"w", D0_BF16, 2, {ROWS, COLUMNS}, data};
+    assert_non_null(mkdtemp(dir));
+    snprintf(path, sizeof path, "%s/model.safetensors", dir);
+    assert_int_equal(st_write(path, &entry, 1, NULL, NULL, 0, &e), ERR_OK);
+    assert_int_equal(graph_open(&g, NULL, &e), ERR_OK);
+    assert_int_equal(graph_add_value(g, &v, &info, &id, &e), ERR_OK);
+    findings_init(&f, NULL);
+    assert_int_equal(ckpt_open(&c, dir, &f, &d0, &e), ERR_OK);
+    struct load_reader r = {
+        .g = g, .c = c, .staging = staging, .staging_bytes = sizeof staging, .sink = no_sink, .direct = got};
+    for (unsigned threads = 0; threads < 5; threads++) {
+        memset(got, 0xee, BYTES + 64);
+        r.readers = NULL;
+        if (threads)
+            assert_int_equal(load_readers_open(&r.readers, threads, &e), ERR_OK);
+        assert_int_equal(load_value_read(&r, id, &e), ERR_OK);
+        assert_memory_equal(got, data, BYTES);
+        for (int i = 0; i < 64; i++)
+            assert_int_equal(got[BYTES + i], 0xee);
+        load_readers_close(r.readers);
+    }
+    assert_int_equal(truncate(path, BYTES - 100000), 0);
+    assert_int_equal(load_readers_open(&r.readers, 3, &e), ERR_OK);
+    err_clear(&e);
+    assert_int_equal(load_value_read(&r, id, &e), ERR_IO);
+    assert_non_null(strstr(e.message, "short"));
+    load_readers_close(r.readers);
+    ckpt_close(c);
+    findings_release(&f);
+    graph_free(g);
+    free(data);
+    free(got);
+    unlink(path);
+    rmdir(dir);
+}
+
 static void test_refusals(void **state)
 {
     (void)state;
@@ -257,9 +317,8 @@ static void test_null_device(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_every_byte),  cmocka_unit_test(test_refusals),
-        cmocka_unit_test(test_no_memory),   cmocka_unit_test(test_scan),
-        cmocka_unit_test(test_null_device),
+        cmocka_unit_test(test_every_byte), cmocka_unit_test(test_readers), cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_no_memory),  cmocka_unit_test(test_scan),    cmocka_unit_test(test_null_device),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

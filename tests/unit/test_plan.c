@@ -115,6 +115,72 @@ static void test_single(void **state)
     close_model(&m);
 }
 
+struct asked {
+    unsigned n;
+    int64_t dims[D0_N_DIMS], pages;
+    int rc;
+};
+
+static int need(void *context, const struct d0_part *part, uint64_t *bytes, struct err *e)
+{
+    struct asked *a = context;
+    a->n++;
+    memcpy(a->dims, part->max_dims, sizeof(a->dims));
+    for (uint32_t i = 0; i < part->n_values; i++)
+        if (part->values[i].kind == D0_VALUE_STATE)
+            a->pages = part->values[i].dims[0];
+    *bytes = 123456;
+    return a->rc ? err_set(e, a->rc, "the device is gone") : ERR_OK;
+}
+
+/* What the device sets aside is a part of the plan: asked for the step and the pages that an engine will
+ * have, and it decides what fits. */
+static void test_device_need(void **state)
+{
+    (void)state;
+    struct model m;
+    struct plan_memory without, with;
+    struct err e = {0};
+    struct asked a = {0};
+    struct plan_layout l;
+    open_model(&m, &small);
+    struct plan_options o = {.memory_bytes = (uint64_t)1 << 30,
+                             .max_step_tokens = 64,
+                             .max_seqs = 3,
+                             .max_rows = 5,
+                             .context_tokens = 1000};
+    assert_int_equal(plan_single(m.s, &o, &without, &e), ERR_OK);
+    assert_int_equal(without.device, 0);
+    o.device_need = need;
+    o.device = &a;
+    assert_int_equal(plan_single(m.s, &o, &with, &e), ERR_OK);
+    assert_int_equal(a.n, 1);
+    assert_int_equal(with.device, 123456);
+    assert_int_equal(with.total, without.total + 123456);
+    assert_int_equal(with.scratch, without.scratch);
+    assert_memory_equal(a.dims, ((int64_t[]){64, 3, 5, 63}), sizeof a.dims);
+    assert_int_equal(a.pages, 63 + 2);
+    o.request_tokens = 100; /* the longest request: seven entries of the page table */
+    assert_int_equal(plan_single(m.s, &o, &with, &e), ERR_OK);
+    assert_int_equal(a.dims[3], 7);
+    assert_int_equal(with.total, without.total + 123456 - 3 * (63 - 7) * 4);
+    assert_int_equal(with.kv, without.kv);
+    o.request_tokens = 0;
+    o.memory_bytes = without.total + 123455;
+    assert_int_equal(plan_single(m.s, &o, &with, &e), ERR_OK);
+    assert_false(with.fits);
+    assert_true(plan_smallest(m.s, &o, &l, &with));
+    assert_int_equal(with.device, 123456);
+    assert_true(l.pp * l.tp > 1);
+    o.memory_bytes++;
+    assert_int_equal(plan_single(m.s, &o, &with, &e), ERR_OK);
+    assert_true(with.fits);
+    a.rc = ERR_DEVICE;
+    assert_int_equal(plan_single(m.s, &o, &with, &e), ERR_DEVICE);
+    assert_non_null(strstr(e.message, "gone"));
+    close_model(&m);
+}
+
 static void test_tied(void **state)
 {
     (void)state;
@@ -301,8 +367,8 @@ static void test_smallest(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_single),       cmocka_unit_test(test_tied),     cmocka_unit_test(test_degrees),
-        cmocka_unit_test(test_every_degree), cmocka_unit_test(test_smallest),
+        cmocka_unit_test(test_single),  cmocka_unit_test(test_device_need),  cmocka_unit_test(test_tied),
+        cmocka_unit_test(test_degrees), cmocka_unit_test(test_every_degree), cmocka_unit_test(test_smallest),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

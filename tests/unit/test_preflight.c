@@ -388,6 +388,20 @@ static void memory(void **state)
     x->options.memory_source = "--memory";
     only(x, FINDING_M001, "memory", "has 10");
     assert_non_null(strstr(x->f.items[0].evidence, "--memory"));
+    /* as much as the plan without the device's kernels wants is too little with a device that is asked */
+    struct dev d;
+    struct err e = {0};
+    assert_int_equal(dev_open(&d, &(struct dev_options){.n_threads = 2}, &e), ERR_OK);
+    struct plan_memory plan;
+    const struct plan_options po = {.memory_bytes = UINT64_MAX, .context_tokens = 128};
+    assert_int_equal(plan_single(x->s, &po, &plan, &e), ERR_OK);
+    x->options.memory_bytes = plan.total;
+    check(x);
+    assert_int_equal(x->f.n, 0);
+    x->options.dev = &d;
+    only(x, FINDING_M001, "memory", "has ");
+    x->options.dev = NULL;
+    dev_close(&d);
 }
 
 static void documents(void **state)

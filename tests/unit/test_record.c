@@ -570,7 +570,9 @@ static void compare_chosen(struct tiny_model *m, uint64_t memory)
     arena_init(&arena, NULL, MEM_MISC);
     findings_init(&f, NULL);
     ok(oracle_compare_model(&om, in_dir("whole.st"), &arena, &r, &f, &e), &e);
-    assert_true(r.cost.experts > 0 && r.identical && r.wrong == 0 && r.not_judged == 0);
+    assert_true(r.cost.experts > 0 && r.identical && r.wrong == 0);
+    for (size_t i = 0; i < r.n_probes; i++) /* of 40 rows one near tie is too many already */
+        assert_true(r.probes[i].state == COMPARE_RIGHT || r.probes[i].rows_excluded == 1);
     findings_release(&f);
     arena_release(&arena);
 }

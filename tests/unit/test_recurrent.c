@@ -2,7 +2,8 @@
  *
  * A small hybrid model, recurrent layers beside one of attention, through specification, engine, scheduler
  * and verification: the same request gives the same bits at any batch, chunking, slot and thread count; a
- * slot that others used, or that holds NaN, is as good as a fresh one; plans that cannot work are refused.
+ * slot that others used, or that holds NaN, is as good as a fresh one, and a snapshot as good as what was
+ * computed; plans that cannot work are refused.
  */
 #include <math.h>
 #include <setjmp.h>
@@ -19,6 +20,7 @@
 #include "base/file.h"
 #include "base/hash.h"
 #include "kern/kern.h"
+#include "plan/plan.h"
 #include "sched/sched.h"
 #include "tiny_llama.h"
 #include "verify/verify.h"
@@ -196,6 +198,7 @@ struct rig {
 struct rig_options {
     const char *isa; /* NULL: fast */
     unsigned n_threads;
+    uint32_t snapshots;
     bool poison, sliced;
     int32_t first_layer, last_layer;
     unsigned slice_flags;
@@ -207,6 +210,7 @@ static void rig_open(struct rig *r, const struct rig_options *o)
     struct dev_options d = {
         .name = "cpu", .isa = o->isa ? o->isa : "fast", .n_threads = o->n_threads ? o->n_threads : 1};
     struct engine_options eo = {.limits = limits, .poison = o->poison};
+    eo.limits.n_snapshots = o->snapshots;
     memset(r, 0, sizeof *r);
     model_open(&r->m);
     r->graph = r->m.s->graph;
@@ -507,9 +511,149 @@ static void test_limits(void **state)
     engine_memory(x, &fewer, &scratch);
     assert_int_equal(kv - fewer, (SLOTS - SEQS) * r.m.s->state_bytes);
     engine_close(x);
+    o.limits.n_snapshots = 5;
+    ok(engine_open(&x, &r.dev, r.graph, r.weights, &o, &e), &e);
+    assert_int_equal(engine_limits(x)->n_snapshots, 5);
+    engine_memory(x, &kv, &scratch);
+    assert_int_equal(kv - fewer, 5 * r.m.s->state_bytes);
+    engine_close(x);
+    struct plan_options po = {.max_seqs = SEQS};
+    struct plan_memory without, with;
+    ok(plan_single(r.m.s, &po, &without, &e), &e);
+    po.snapshots = 5;
+    ok(plan_single(r.m.s, &po, &with, &e), &e);
+    assert_int_equal(with.total - without.total, kv - fewer);
+    o.limits.n_snapshots = UINT32_MAX;
+    assert_int_equal(engine_open(&x, &r.dev, r.graph, r.weights, &o, &e), ERR_INVALID);
+    o.limits.n_snapshots = 0;
     o.limits.n_slots = UINT32_MAX;
     assert_int_equal(engine_open(&x, &r.dev, r.graph, r.weights, &o, &e), ERR_INVALID);
+    /* who cannot copy has none */
+    struct d0_device_api api = *r.dev.api;
+    struct dev no_copy = r.dev;
+    api.copy = NULL;
+    no_copy.api = &api;
+    o.limits.n_slots = 0;
+    o.limits.n_snapshots = 5;
+    ok(engine_open(&x, &no_copy, r.graph, r.weights, &o, &e), &e);
+    assert_int_equal(engine_limits(x)->n_snapshots, 0);
+    engine_close(x);
     rig_close(&r);
+}
+
+/* ---- snapshots ----------------------------------------------------------------------------------------- */
+
+/* b goes on behind the first `at` tokens of a's text, in its pages, from a snapshot. */
+static void behind(struct seq *b, const struct seq *a, uint32_t slot, uint32_t at)
+{
+    seq_init(b, 1, slot);
+    memcpy(b->pages, a->pages, at / PT * sizeof b->pages[0]);
+    b->done = at;
+}
+
+static void expect_rows(struct rig *r, const float *want, uint32_t first, uint32_t n, const char *what)
+{
+    if (memcmp(step_result_logits(r->result), want + (size_t)first * VOCAB, n * VOCAB * sizeof *want) != 0)
+        fail_msg("%s: other logits at %u to %u", what, first, first + n);
+}
+
+static void test_snapshots(void **state)
+{
+    (void)state;
+    float *want = malloc(N_LOGITS * sizeof *want);
+    for (int isa = 0; isa < KERN_N_ISA; isa++) {
+        if (!kern_isa_available((enum kern_isa)isa))
+            continue;
+        struct rig r;
+        struct seq a, b, c, bad;
+        rig_open(&r, &(struct rig_options){
+                         .isa = kern_isa_name((enum kern_isa)isa), .snapshots = 3, .poison = true});
+        assert_int_equal(engine_limits(r.engine)->n_snapshots, 3);
+        play(&r, &(struct scene){PROMPT, 0, 0}, want);
+        seq_init(&a, 1, 2);
+        seq_init(&bad, 1, 7); /* NaN in slot and pages, beside all that follows */
+        bad.tokens[0] = BAD_TOKEN;
+        struct tiny_run one = seq_run(&a, 16, 0), two[3], nan = seq_run(&bad, 16, 0);
+        run(&r, &one, 1);
+        two[0] = seq_run(&a, 16, 0);
+        two[0].save = 2;
+        two[1] = nan;
+        two[1].save = 3;
+        run(&r, two, 2);
+        /* the writer goes on; twice others begin from what it left, also in one step, and one of them keeps
+         * it further on in another */
+        one = seq_run(&a, PROMPT - 32, STEP_ALL_LOGITS);
+        run(&r, &one, 1);
+        expect_rows(&r, want, 32, PROMPT - 32, "the writer");
+        behind(&b, &a, 7, 32); /* the slot of NaN */
+        behind(&c, &a, 9, 32);
+        two[0] = seq_run(&b, 16, STEP_ALL_LOGITS);
+        two[1] = seq_run(&c, 5, 0);
+        two[0].restore = two[1].restore = 2;
+        two[0].save = 1;
+        run(&r, two, 2);
+        expect_rows(&r, want, 32, 16, "restored");
+        two[0] = seq_run(&c, PROMPT - 37, STEP_ALL_LOGITS);
+        run(&r, two, 1);
+        expect_rows(&r, want, 37, PROMPT - 37, "restored beside another");
+        behind(&c, &b, 9, 48);
+        two[0] = seq_run(&c, PROMPT - 48, STEP_ALL_LOGITS);
+        two[0].restore = 1;
+        run(&r, two, 1);
+        expect_rows(&r, want, 48, PROMPT - 48, "restored from what was restored");
+        rig_close(&r);
+    }
+    free(want);
+}
+
+static void test_refused_snapshots(void **state)
+{
+    (void)state;
+    struct rig r;
+    struct seq a, b;
+    float *want = malloc(N_LOGITS * sizeof *want);
+    rig_open(&r, &(struct rig_options){.snapshots = 2});
+    play(&r, &(struct scene){PROMPT, 0, 9}, want);
+    seq_init(&a, 1, 0);
+    seq_init(&b, 2, 1);
+    struct tiny_run both[2] = {seq_run(&a, 16, 0), seq_run(&b, 16, 0)}, wrong[2];
+    memcpy(wrong, both, sizeof wrong);
+    wrong[0].save = 3;
+    expect_refused(&r, wrong, 2, "restores 0 and saves 3, there are 2 snapshots");
+    wrong[0].save = UINT32_MAX;
+    expect_refused(&r, wrong, 2, "there are 2 snapshots");
+    wrong[0].save = wrong[1].save = 1;
+    expect_refused(&r, wrong, 2, "snapshot 0 is saved twice");
+    wrong[0].save = wrong[1].save = 0;
+    wrong[0].restore = 1;
+    expect_refused(&r, wrong, 2, "restores a state and begins at position 0");
+    both[0].save = 1;
+    run(&r, both, 2);
+    struct seq c;
+    behind(&c, &a, 5, 16);
+    both[0] = seq_run(&c, 16, STEP_ALL_LOGITS);
+    both[0].restore = 1;
+    both[1] = seq_run(&b, 16, 0);
+    wrong[0] = both[0];
+    wrong[0].restore = 2;
+    expect_refused(&r, wrong, 1, "snapshot 1 holds no state");
+    wrong[0].restore = 3;
+    expect_refused(&r, wrong, 1, "restores 3 and saves 0, there are 2");
+    wrong[0] = both[0];
+    wrong[0].position = 17;
+    wrong[0].n_pages = 3;
+    expect_refused(&r, wrong, 1, "state in snapshot 0 stands at 16");
+    wrong[0] = both[0];
+    wrong[1] = both[1];
+    wrong[1].save = 1; /* one reads it, another writes it */
+    expect_refused(&r, wrong, 2, "snapshot 0 is restored and saved in one step");
+    wrong[0].save = 1; /* the same one does both */
+    expect_refused(&r, wrong, 1, "snapshot 0 is restored and saved in one step");
+    /* what was refused moved neither slot nor snapshot */
+    run(&r, both, 2);
+    expect_rows(&r, want, 16, 16, "after refusals");
+    rig_close(&r);
+    free(want);
 }
 
 /* ---- slices -------------------------------------------------------------------------------------------- */
@@ -562,12 +706,13 @@ static void on_text(void *context, const struct sched_event *event)
 }
 
 /* Twelve requests with a common beginning; `together` of them submitted at a time. */
-static void write_texts(struct texts *t, uint32_t chunk, uint32_t together, uint64_t lose_engine_at)
+static void write_texts(struct texts *t, uint32_t chunk, uint32_t together, uint64_t lose_engine_at,
+                        uint32_t snapshots)
 {
     struct rig r;
     struct sched *s;
     struct err e = {0};
-    rig_open(&r, &(struct rig_options){.poison = true});
+    rig_open(&r, &(struct rig_options){.poison = true, .snapshots = snapshots});
     struct sched_options so = {.limits = *engine_limits(r.engine),
                                .max_context = PAGES * PT,
                                .max_waiting = 64,
@@ -614,13 +759,21 @@ static void test_same_texts(void **state)
     static const struct {
         uint32_t chunk, together;
         uint64_t lose;
-    } ways[] = {{0, 12, 0}, {5, 3, 0}, {9, 12, 0}, {0, 4, 17}, {7, 12, 40}};
+        uint32_t snapshots;
+    } ways[] = {{0, 12, 0, 0}, {5, 3, 0, 0}, {9, 12, 0, 0}, {0, 4, 17, 0}, {7, 12, 40, 0}, {0, 12, 0, 6},
+                {5, 3, 0, 2},  {9, 1, 0, 1}, {0, 1, 0, 9},  {0, 4, 17, 3}, {7, 12, 40, 5}, {0, 2, 0, 4}};
     struct texts want, got;
-    write_texts(&want, 0, 1, 0);
+    write_texts(&want, 0, 1, 0, 0);
     assert_int_equal(want.n[11], 20);
-    assert_int_equal(want.n_cached, 0); /* prefixes are common, but a page does not hold a state */
+    assert_int_equal(want.n_cached, 0); /* prefixes are common, but no state is kept */
     for (size_t i = 0; i < ARRAY_LEN(ways); i++) {
-        write_texts(&got, ways[i].chunk, ways[i].together, ways[i].lose);
+        write_texts(&got, ways[i].chunk, ways[i].together, ways[i].lose, ways[i].snapshots);
+        /* the common beginning is 35 tokens; of twelve at once nobody comes after another */
+        if (ways[i].snapshots && ways[i].together == 1)
+            assert_true(got.n_cached >= 9 * 20 * 32); /* told with each of 20 tokens */
+        if (!ways[i].snapshots)
+            assert_int_equal(got.n_cached, 0);
+        got.n_cached = 0;
         assert_memory_equal(&want, &got, sizeof want);
     }
 }
@@ -750,12 +903,19 @@ static void test_null_device(void **state)
     model_open(&m);
     ok(dev_open(&d, &(struct dev_options){.name = "null"}, &e), &e);
     ok(weights_load(&w, m.s->graph, m.c, &d, NULL, &e), &e);
-    ok(engine_open(&x, &d, m.s->graph, w, &(struct engine_options){.limits = limits}, &e), &e);
+    struct engine_options eo = {.limits = limits};
+    eo.limits.n_snapshots = 2;
+    ok(engine_open(&x, &d, m.s->graph, w, &eo, &e), &e);
     _Alignas(8) char plan[4096];
     void *result = malloc(RESULT_CAP);
     seq_init(&q, 1, 3);
     struct tiny_run one = seq_run(&q, 5, STEP_SAMPLE);
+    one.save = 2;
     struct step_plan *p = tiny_plan(plan, sizeof plan, &one, 1, 1);
+    ok(engine_step(x, p, p->bytes, result, RESULT_CAP, &e), &e);
+    one = seq_run(&q, 5, STEP_SAMPLE);
+    one.restore = 2;
+    p = tiny_plan(plan, sizeof plan, &one, 1, 2);
     ok(engine_step(x, p, p->bytes, result, RESULT_CAP, &e), &e);
     free(result);
     engine_close(x);
@@ -770,6 +930,7 @@ int main(void)
         cmocka_unit_test(test_same_bits),   cmocka_unit_test(test_state_is_used),
         cmocka_unit_test(test_used_slots),  cmocka_unit_test(test_refused_plans),
         cmocka_unit_test(test_limits),      cmocka_unit_test(test_slices),
+        cmocka_unit_test(test_snapshots),   cmocka_unit_test(test_refused_snapshots),
         cmocka_unit_test(test_same_texts),  cmocka_unit_test(test_verification),
         cmocka_unit_test(test_null_device), cmocka_unit_test(test_rules_are_tight),
     };

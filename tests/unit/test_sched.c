@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * The scheduler under a simulator that stands for the engine: it remembers which tokens each KV page holds
- * and which each slot of recurrent state has seen, refuses a step that reads what was never written, and
- * answers with tokens that depend on the whole prefix.
+ * and which each slot and snapshot of recurrent state has seen, refuses a step that reads what was never
+ * written, and answers with tokens that depend on the whole prefix.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -20,6 +20,8 @@
 #define VOCAB     50
 #define MAX_LIVE  64
 #define MAX_SLOTS 12
+#define MAX_KEPT  8
+#define GARBAGE   99999 /* tokens that a state has seen which nobody may go on from */
 
 /* ---- simulator ----------------------------------------------------------------------------------------- */
 
@@ -36,10 +38,12 @@ struct sim {
     struct sched *s;
     struct sched_options o;
     int32_t *kv; /* [n_pages][PT] token in each slot; -1: never written */
-    struct {
+    struct seen {
         int32_t tokens[512];
         uint32_t n;
-    } slots[MAX_SLOTS]; /* what the recurrent state of each slot has seen */
+    } slots[MAX_SLOTS], kept[MAX_KEPT]; /* what the recurrent state of each slot and snapshot has seen */
+    uint64_t n_restored, n_saved;
+    uint32_t longest_save; /* end of the longest run of the last step whose state was kept; 0: none */
     _Alignas(8) char plan[1 << 16], result[1 << 16];
     struct live live[MAX_LIVE];
     uint64_t n_events, n_finished, n_failed, last_id, n_steps;
@@ -133,6 +137,43 @@ static void run_slot(struct sim *m, const struct step_seq *q, const int32_t *tok
     assert_memory_equal(m->slots[q->slot].tokens, l->tokens, m->slots[q->slot].n * sizeof *tokens);
 }
 
+/* Before anything runs. No snapshot that a step writes is read by it, or written twice. */
+static void restore_all(struct sim *m, const struct step_plan *p)
+{
+    const struct step_seq *q = (const struct step_seq *)((const char *)p + p->seqs_at);
+    uint32_t written = 0;
+    for (uint32_t i = 0; i < p->n_seqs; i++) {
+        assert_false(q[i].save && written >> (q[i].save - 1) & 1);
+        written |= q[i].save ? 1u << (q[i].save - 1) : 0;
+    }
+    for (uint32_t i = 0; i < p->n_seqs; i++) {
+        if (!q[i].restore)
+            continue;
+        assert_false(written >> (q[i].restore - 1) & 1);
+        assert_int_equal(m->kept[q[i].restore - 1].n, q[i].position);
+        m->slots[q[i].slot] = m->kept[q[i].restore - 1];
+        m->n_restored++;
+    }
+}
+
+/* Of a run that did not end well the snapshot must never be used. */
+static void save_all(struct sim *m, const struct step_plan *p, bool well)
+{
+    const struct step_seq *q = (const struct step_seq *)((const char *)p + p->seqs_at);
+    m->longest_save = 0;
+    for (uint32_t i = 0; i < p->n_seqs; i++) {
+        if (!q[i].save)
+            continue;
+        uint32_t end = q[i].position + q[i].n_tokens;
+        assert_int_equal(end % PT, 0);
+        m->kept[q[i].save - 1] = m->slots[q[i].slot];
+        if (!well || !find_live(m, q[i].request))
+            m->kept[q[i].save - 1].n = GARBAGE;
+        m->longest_save = end > m->longest_save ? end : m->longest_save;
+        m->n_saved++;
+    }
+}
+
 /* Runs one sequence: writes its slots, then reads the whole prefix back from the pages. */
 static int32_t run_seq(struct sim *m, const struct step_plan *p, const struct step_seq *q)
 {
@@ -199,7 +240,9 @@ static void apply(struct sim *m, const struct step_plan *p)
     const struct step_seq *q = (const struct step_seq *)((const char *)p + p->seqs_at);
     m->n_steps++;
     m->n_computed += p->n_tokens;
+    restore_all(m, p);
     if (m->break_step) {
+        save_all(m, p, false);
         step_result_error(m->result, sizeof m->result, p->step, ERR_DEVICE, "lightning", &r, NULL);
     } else {
         assert_int_equal(step_result_init(m->result, sizeof m->result, p->n_seqs, 0, 0, &r, NULL), ERR_OK);
@@ -214,6 +257,7 @@ static void apply(struct sim *m, const struct step_plan *p)
                 o->status = STEP_NOT_FINITE;
             }
         }
+        save_all(m, p, !m->not_finite);
     }
     if (sched_apply(m->s, r, r->bytes, on_event, m, &e) != ERR_OK)
         fail_msg("sched_apply: %s", e.message);
@@ -342,7 +386,8 @@ static void test_random(void **state)
 {
     (void)state;
     struct sim *m = malloc(sizeof *m);
-    for (uint64_t seed = 0; seed < 24; seed++) {
+    uint64_t n_restored = 0, n_saved = 0;
+    for (uint64_t seed = 0; seed < 32; seed++) {
         struct rng rng;
         rng_init(&rng, seed);
         struct engine_limits l = {.max_tokens = (uint32_t)(1 + rng_below(&rng, 24)),
@@ -354,10 +399,13 @@ static void test_random(void **state)
                                   .vocab = VOCAB};
         if (seed % 2) /* fewer slots than sequences, as many, more */
             l.n_slots = l.max_seqs / 2 + (uint32_t)rng_below(&rng, 6) + 1;
-        sim_open(m, (struct sched_options){.limits = l,
-                                           .prefix_cache = seed % 3 != 0,
-                                           .hash_mask = seed % 4 == 1 ? 3 : 0, /* collisions everywhere */
-                                           .prefill_chunk = (uint32_t)rng_below(&rng, 9)});
+        l.n_snapshots = l.n_slots && seed % 4 == 1 ? 1 + (uint32_t)rng_below(&rng, MAX_KEPT) : 0;
+        sim_open(
+            m, (struct sched_options){.limits = l,
+                                      .prefix_cache = seed % 3 != 0,
+                                      .hash_mask = seed % 4 == 1 ? 3 : 0, /* collisions everywhere */
+                                      .snapshot_every = seed % 8 == 1 ? 1 + (uint32_t)rng_below(&rng, 20) : 0,
+                                      .prefill_chunk = (uint32_t)rng_below(&rng, 9)});
         int32_t p[64];
         for (int i = 0; i < 1500; i++) {
             uint64_t what = rng_below(&rng, 100);
@@ -397,6 +445,7 @@ static void test_random(void **state)
                 sched_engine_lost(m->s);
                 memset(m->kv, 0xff, l.n_pages * PT * sizeof *m->kv);
                 memset(m->slots, 0xff, sizeof m->slots);
+                memset(m->kept, 0xff, sizeof m->kept);
             } else {
                 step(m);
             }
@@ -405,10 +454,15 @@ static void test_random(void **state)
         drain(m);
         struct sched_stats st;
         sched_stats(m->s, &st);
-        if (l.n_slots)
+        if (l.n_slots && !l.n_snapshots)
             assert_int_equal(st.tokens_cached, 0); /* a page does not hold the state after it */
+        n_restored += m->n_restored;
+        n_saved += m->n_saved;
+        assert_int_equal(st.snapshots_total, l.n_snapshots);
         sim_close(m);
     }
+    if (n_restored < 100 || n_saved < 1000)
+        fail_msg("%llu restored, %llu saved", (unsigned long long)n_restored, (unsigned long long)n_saved);
     free(m);
 }
 
@@ -586,6 +640,198 @@ static void test_eviction(void **state)
     free(m);
 }
 
+static const struct engine_limits recurrent_limits = {.max_tokens = 64,
+                                                      .max_seqs = 4,
+                                                      .max_rows = 4,
+                                                      .max_pages_per_seq = 16,
+                                                      .n_pages = 48,
+                                                      .page_tokens = PT,
+                                                      .vocab = VOCAB,
+                                                      .n_slots = 4,
+                                                      .n_snapshots = 4};
+
+static uint32_t kept_now(struct sim *m)
+{
+    struct sched_stats st;
+    sched_stats(m->s, &st);
+    return st.snapshots_kept;
+}
+
+/* Where states are kept: behind the last full page of a prompt, and where a known beginning ends. */
+static void test_snapshots(void **state)
+{
+    (void)state;
+    struct sim *m = malloc(sizeof *m);
+    int32_t p[40], q[40];
+    for (int collide = 0; collide < 2; collide++) {
+        sim_open(m, (struct sched_options){
+                        .limits = recurrent_limits, .prefix_cache = true, .hash_mask = collide ? 1 : 0});
+        fill(p, 40, 3);
+        assert_int_equal(cached_of(m, p, 16, 1), 0);
+        assert_int_equal(kept_now(m), 1);
+        assert_int_equal(cached_of(m, p, 16, 1), 12);
+        assert_int_equal(cached_of(m, p, 15, 1), 12);
+        assert_int_equal(cached_of(m, p, 12, 1),
+                         0); /* its last token must be computed: 8, and none is there */
+        assert_int_equal(cached_of(m, p, 12, 1), 8);  /* the one before has left it */
+        assert_int_equal(cached_of(m, p, 18, 1), 12); /* known up to 16 */
+        assert_int_equal(cached_of(m, p, 18, 1), 16);
+        /* parts from it within the third page; the second time there is a state */
+        memcpy(q, p, sizeof q);
+        q[9] = (q[9] + 1) % VOCAB;
+        assert_int_equal(cached_of(m, q, 30, 1), 8);
+        assert_int_equal(cached_of(m, q, 30, 1), 28);
+        /* the same tokens behind another first page, which the hash does not tell apart */
+        memcpy(q, p, sizeof q);
+        q[1] = (q[1] + 1) % VOCAB;
+        assert_int_equal(cached_of(m, q, 18, 1), 0);
+        assert_int_equal(cached_of(m, q, 18, 1), 16);
+        sim_close(m);
+    }
+    /* a beginning of two: the first leaves no state there, the second does, the third has it */
+    sim_open(m, (struct sched_options){.limits = recurrent_limits, .prefix_cache = true});
+    for (uint64_t i = 0; i < 3; i++) {
+        fill(p, 40, 8);
+        fill(q, 40, 20 + i);
+        memcpy(p + 21, q, 19 * sizeof *p);
+        assert_int_equal(cached_of(m, p, 40, 1), i == 2 ? 20 : 0);
+    }
+    sim_close(m);
+    free(m);
+}
+
+/* A run ends where a state is kept, whatever the chunk; at multiples too, also of what was generated. */
+static void test_snapshot_cuts(void **state)
+{
+    (void)state;
+    struct sim *m = malloc(sizeof *m);
+    int32_t p[60];
+    fill(p, 60, 31);
+    sim_open(m, (struct sched_options){.limits = recurrent_limits,
+                                       .prefix_cache = true,
+                                       .prefill_chunk = 7,
+                                       .snapshot_every = 9}); /* 12 */
+    uint64_t id = submit(m, p, 31, 10);
+    static const uint32_t ends[] = {7, 12, 19, 24, 28, 31}, saved[] = {0, 12, 0, 24, 28, 0};
+    for (size_t i = 0; i < ARRAY_LEN(ends); i++) {
+        struct step_plan *s;
+        assert_true(plan(m, &s));
+        assert_int_equal(step_plan_seqs(s)[0].position + step_plan_seqs(s)[0].n_tokens, ends[i]);
+        apply(m, s);
+        assert_int_equal(m->longest_save, saved[i]);
+    }
+    struct live *l = find_live(m, id);
+    drain(m);
+    if (l->n_tokens < 37)
+        fail_msg("the text ended after %u tokens: choose another one", l->n_tokens);
+    assert_int_equal(m->n_saved, 4);
+    memcpy(p, l->tokens, l->n_tokens * sizeof *p);
+    assert_int_equal(cached_of(m, p, l->n_tokens, 1), 36);
+    sim_close(m);
+    /* by itself the distance is such that one text does not use up all of them */
+    sim_open(m, (struct sched_options){.limits = recurrent_limits, .prefix_cache = true});
+    submit(m, p, 60, 1); /* two of 64 tokens, and the last full page */
+    drain(m);
+    assert_int_equal(m->n_saved, 2);
+    sim_close(m);
+    free(m);
+}
+
+static void test_snapshot_eviction(void **state)
+{
+    (void)state;
+    struct sim *m = malloc(sizeof *m);
+    struct engine_limits l = recurrent_limits;
+    int32_t a[20], b[20], c[20];
+    fill(a, 20, 11);
+    fill(b, 20, 12);
+    fill(c, 20, 13);
+    /* the longest unused goes first */
+    l.n_snapshots = 2;
+    sim_open(m, (struct sched_options){.limits = l, .prefix_cache = true, .snapshot_every = 60});
+    assert_int_equal(cached_of(m, a, 20, 1), 0);
+    assert_int_equal(cached_of(m, b, 20, 1), 0);
+    assert_int_equal(cached_of(m, a, 20, 1), 16);
+    assert_int_equal(cached_of(m, c, 20, 1), 0);
+    assert_int_equal(cached_of(m, a, 20, 1), 16);
+    assert_int_equal(cached_of(m, b, 20, 1), 0); /* its pages are there, its state is not */
+    sim_close(m);
+    /* with its page goes the state */
+    l.n_pages = 9;
+    sim_open(m, (struct sched_options){.limits = l, .prefix_cache = true, .snapshot_every = 60});
+    assert_int_equal(cached_of(m, a, 20, 1), 0);
+    assert_int_equal(kept_now(m), 1);
+    fill(b, 20, 14);
+    assert_int_equal(cached_of(m, b, 4, 21), 0); /* takes six pages: of the five of a the last two go */
+    assert_int_equal(kept_now(m), 0);
+    sim_close(m);
+    /* one that somebody begins from in the step in which another is to be kept, and no other is left */
+    l = recurrent_limits;
+    l.n_snapshots = 1;
+    sim_open(m, (struct sched_options){.limits = l, .prefix_cache = true, .snapshot_every = 60});
+    assert_int_equal(cached_of(m, a, 20, 1), 0);
+    submit(m, c, 20, 1);
+    submit(m, a, 20, 1);
+    submit(m, a, 18, 1);
+    drain(m); /* the simulator looks */
+    assert_int_equal(m->n_restored, 2);
+    assert_int_equal(cached_of(m, a, 20, 1), 16);
+    /* ... and then leaves before it has begun, so that it is free to go */
+    uint64_t id = submit(m, a, 20, 1);
+    struct step_plan *s;
+    assert_true(plan(m, &s));
+    assert_true(step_plan_seqs(s)[0].restore != 0);
+    sched_cancel(m->s, id);
+    find_live(m, id)->used = false;
+    apply(m, s);
+    assert_int_equal(cached_of(m, c, 20, 1), 0);
+    assert_int_equal(cached_of(m, c, 20, 1), 16);
+    sim_close(m);
+    free(m);
+}
+
+/* What a failed, cancelled or lost step has written is no state to begin from. */
+static void test_snapshot_failures(void **state)
+{
+    (void)state;
+    struct sim *m = malloc(sizeof *m);
+    int32_t a[20];
+    fill(a, 20, 17);
+    for (int how = 0; how < 4; how++) {
+        sim_open(m, (struct sched_options){.limits = recurrent_limits, .prefix_cache = true});
+        uint64_t id = submit(m, a, 20, 1);
+        m->break_step = how == 0;
+        m->not_finite = how == 1;
+        struct step_plan *s;
+        assert_true(plan(m, &s));
+        assert_true(step_plan_seqs(s)[0].save != 0);
+        if (how == 2) {
+            sched_cancel(m->s, id);
+            find_live(m, id)->used = false;
+        }
+        if (how == 3) {
+            sched_engine_lost(m->s);
+            memset(m->kept, 0xff, sizeof m->kept);
+            memset(m->slots, 0xff, sizeof m->slots);
+            check(m);
+            drain(m);
+        } else {
+            apply(m, s);
+        }
+        m->break_step = m->not_finite = false;
+        assert_int_equal(cached_of(m, a, 20, 1), how == 3 ? 16 : 0);
+        assert_int_equal(cached_of(m, a, 20, 1), 16);
+        /* what was kept before a loss is gone after it */
+        sched_engine_lost(m->s);
+        memset(m->kept, 0xff, sizeof m->kept);
+        memset(m->kv, 0xff, m->o.limits.n_pages * PT * sizeof *m->kv);
+        assert_int_equal(kept_now(m), 0);
+        assert_int_equal(cached_of(m, a, 20, 1), 0);
+        sim_close(m);
+    }
+    free(m);
+}
+
 static void test_lost_engine(void **state)
 {
     (void)state;
@@ -651,10 +897,18 @@ static void test_bad_results(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_refusals),      cmocka_unit_test(test_batch_order),
-        cmocka_unit_test(test_random),        cmocka_unit_test(test_no_starvation),
-        cmocka_unit_test(test_steady_decode), cmocka_unit_test(test_prefix_cache),
-        cmocka_unit_test(test_eviction),      cmocka_unit_test(test_lost_engine),
+        cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_batch_order),
+        cmocka_unit_test(test_random),
+        cmocka_unit_test(test_no_starvation),
+        cmocka_unit_test(test_steady_decode),
+        cmocka_unit_test(test_prefix_cache),
+        cmocka_unit_test(test_eviction),
+        cmocka_unit_test(test_snapshots),
+        cmocka_unit_test(test_snapshot_cuts),
+        cmocka_unit_test(test_snapshot_eviction),
+        cmocka_unit_test(test_snapshot_failures),
+        cmocka_unit_test(test_lost_engine),
         cmocka_unit_test(test_bad_results),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

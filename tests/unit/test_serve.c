@@ -663,6 +663,7 @@ static void pages_of_the_service(void **state)
     int status;
     char *text;
     arena_init(&a, NULL, MEM_MISC);
+    mem_account(&s->d0.mem, MEM_KERNELS, 4321);
     start(s, (struct serve_options){.predicted_bytes = 12345});
     text = get(s, "/v1/models", &status);
     assert_string_equal(text_at(parse(&a, text), "data.0.id"), "tiny");
@@ -680,6 +681,8 @@ static void pages_of_the_service(void **state)
     assert_int_equal(int_at(v, "kv_pages.total"), 2048);
     assert_int_equal(int_at(v, "memory.predicted_bytes"), 12345);
     assert_int_equal(int_at(v, "memory.predicted_kv_bytes"), 2048000);
+    assert_int_equal(int_at(v, "memory.held_device_bytes"), 4321);
+    assert_int_equal(int_at(v, "memory.held_weights_bytes"), 0);
     assert_true(int_at(v, "memory.measured_rss_bytes") > 1000000);
     assert_true(int_at(v, "engine.steps") >= 1); /* the canary */
     text = get(s, "/", &status);
@@ -854,6 +857,32 @@ static void clients_that_leave(void **state)
     stop(s);
 }
 
+/* Of a model with recurrent states a prompt is found up to a kept state, and the metrics tell it. */
+static void kept_states(void **state)
+{
+    (void)state;
+    static const char body[] =
+        "{\"model\":\"tiny\",\"prompt\":\"the and the and the and the and the and a\",\"max_tokens\":1}";
+    for (uint32_t n = 0; n <= 4; n += 4) {
+        struct engine_limits l = usual;
+        struct arena a;
+        arena_init(&a, NULL, MEM_MISC);
+        l.n_slots = l.max_seqs;
+        l.n_snapshots = n;
+        struct server *s = new_server(l);
+        start(s, (struct serve_options){.prefix_cache = true});
+        post(s, COMPLETIONS, body, 200, &a);
+        const struct json *v = post(s, COMPLETIONS, body, 200, &a);
+        assert_int_equal(int_at(v, "usage.prompt_tokens_details.cached_tokens"), n ? 8 : 0);
+        assert_true(metric(s, "day0_cached_tokens_total") == (n ? 8 : 0));
+        assert_true(metric(s, "day0_state_snapshots_total") == n);
+        assert_true(metric(s, "day0_state_snapshots_kept") == (n ? 1 : 0));
+        assert_true(metric(s, "day0_state_snapshot_hits_total") == (n ? 1 : 0));
+        arena_release(&a);
+        stop(s);
+    }
+}
+
 static void full_queue(void **state)
 {
     (void)state;
@@ -984,6 +1013,7 @@ int main(void)
         cmocka_unit_test(silent_engine_is_unhealthy),
         cmocka_unit_test(two_hundred_streams),
         cmocka_unit_test(clients_that_leave),
+        cmocka_unit_test(kept_states),
         cmocka_unit_test(full_queue),
         cmocka_unit_test(pings_while_waiting),
         cmocka_unit_test(port_in_use),

@@ -271,6 +271,11 @@ static void alone_and_in_a_crowd(void **state)
     int different = 0;
     assert_non_null(many);
     double pages = metric(s, "day0_kv_pages_free");
+    /* the plan was made before anything was set aside: part by part it is what came */
+    const struct plan_memory *plan = &s->session.memory;
+    assert_int_equal(plan->device, atomic_load(&s->d0.mem.live[MEM_KERNELS]));
+    assert_int_equal(plan->kv, atomic_load(&s->d0.mem.live[MEM_KV]));
+    assert_true(plan->device > 0 && plan->scratch <= atomic_load(&s->d0.mem.live[MEM_SCRATCH]));
     assert_int_equal(http_client_open(&c, &e), 0);
     for (int i = 0; i < KINDS; i++) {
         add_stream(s, c, i, &alone[i]);

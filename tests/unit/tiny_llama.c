@@ -380,6 +380,8 @@ struct step_plan *tiny_plan(void *buf, size_t cap, const struct tiny_run *runs, 
                                                  .n_pages = r->n_pages,
                                                  .flags = r->flags,
                                                  .slot = r->slot,
+                                                 .restore = r->restore,
+                                                 .save = r->save,
                                                  .sampling = r->sampling};
         memcpy(step_plan_tokens(p) + n_tokens, r->tokens, r->n_tokens * sizeof(int32_t));
         if (r->n_pages)

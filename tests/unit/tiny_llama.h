@@ -40,7 +40,7 @@ struct tiny_run {
     uint32_t n_tokens, position, flags;
     const int32_t *pages; /* page table from position 0 */
     uint32_t n_pages;
-    uint32_t slot;
+    uint32_t slot, restore, save;
     struct step_sampling sampling;
 };
 struct step_plan *tiny_plan(void *buf, size_t cap, const struct tiny_run *runs, uint32_t n, uint64_t step);
