@@ -86,8 +86,7 @@ static void test_saturation(void **state)
     /* a global scale too small: the scale of the group saturates, then its codes */
     assert_true(one(D0_X_F4_NV, 0x1p-20f, 100) == 448 * 0x1p-20f * 6);
     assert_true(one(D0_X_F4_NV, 1, 1e-6f) == 0); /* too large: the group's scale becomes 0 */
-    assert_true(one(D0_X_F4_MX, 0, 7) == 8 &&
-                one(D0_X_F4_MX, 0, 6.9f) == 6); /* 1.75 goes to the next power */
+    assert_true(one(D0_X_F4_MX, 0, 7) == 8 && one(D0_X_F4_MX, 0, 6.9f) == 6);
 }
 
 /* The row's largest is what the largest code stands for. */
@@ -110,6 +109,8 @@ static void test_scales(void **state)
     assert_true(tensor_rounding_scale(of(D0_X_F8_BLOCK_POWER), 448, 0) == 1);
     assert_true(tensor_rounding_scale(of(D0_X_F8_BLOCK_POWER), nextafterf(448, 449), 0) == 2);
     assert_true(tensor_rounding_scale(of(D0_X_F8_MX), 224, 0) == 0.5f);
+    assert_true(tensor_rounding_scale(of(D0_X_F4_MX), 6.9f, 0) == 1); /* 1.75 goes to the next power */
+    assert_true(tensor_rounding_scale(of(D0_X_F4_MX), 7, 0) == 2);
     /* NVFP4: 6 * 448 * x_scale is the largest that fits */
     assert_true(tensor_rounding_scale(of(D0_X_F4_NV), 2688, 1) == 448);
     assert_true(tensor_rounding_scale(of(D0_X_F4_NV), 6.3f, 1) == 1 && one(D0_X_F4_NV, 1, 6.3f) == 6);
