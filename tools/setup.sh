@@ -2,7 +2,8 @@
 # usage: setup.sh build|test|lint|fuzz : installs the Debian/Ubuntu packages that are missing for that purpose.
 # Says nothing when nothing is missing. Where it may not install, it says what to install.
 set -eu
-packages="gcc make meson ninja-build pkg-config liblua5.4-dev libevent-dev libcurl4-openssl-dev libssl-dev libhwloc-dev"
+packages="gcc make meson ninja-build pkg-config liblua5.4-dev libevent-dev libcurl4-openssl-dev libssl-dev libhwloc-dev
+    libjpeg-dev libpng-dev libwebp-dev libgif-dev"
 case "${1:-build}" in
 build) ;;
 test) packages="$packages libcmocka-dev python3" ;;

@@ -9,55 +9,10 @@
  * is a decode token or a piece of the prompt; when nothing would stay pending, the step samples the next
  * token. So prompt, decode, prefix hit and restart after a lost engine are one and the same thing.
  */
-#include "sched/sched.h"
+#include "sched/sched_internal.h"
 
 #include <stdlib.h>
 #include <string.h>
-
-#include "sched/pages.h"
-
-struct request {
-    uint64_t id;
-    size_t bytes;         /* of this allocation */
-    struct request *next; /* in the queue */
-    int32_t *tokens;      /* [n_prompt + max_new] */
-    uint32_t *table;      /* [n_total] pages from position 0 */
-    int32_t *stop_ids;
-    uint32_t n_prompt, max_new, n_stop;
-    uint32_t n_tokens, computed, n_cached, n_generated;
-    uint32_t n_total, n_held; /* pages promised in all, and taken (or shared) so far */
-    uint32_t slot;            /* of recurrent state, while it runs */
-    uint32_t snapshot;        /* that its first run begins from, pinned until then; or SNAPSHOT_NONE */
-    uint32_t cuts[2];         /* positions whose state is worth keeping, besides those of every sequence */
-    uint32_t n_chained;       /* full pages looked at for the prefix cache */
-    uint64_t chain;           /* cache entry of the last of them */
-    bool ignore_stop;
-    struct step_sampling sampling;
-};
-
-struct piece {
-    struct request *request; /* NULL: cancelled while the step was out */
-    uint32_t n_tokens;
-    uint32_t save; /* snapshot that it writes, ours until the result is there; or SNAPSHOT_NONE */
-    bool sample;
-};
-
-struct sched {
-    struct arena arena;
-    struct sched_options o;
-    struct pages pages;
-    struct request **running; /* [max_seqs] in order of admission */
-    uint32_t n_running;
-    uint32_t *free_slots; /* [limits.n_slots] */
-    uint32_t n_free_slots;
-    struct request *first_waiting, *last_waiting;
-    uint32_t n_waiting;
-    struct piece *pieces; /* [max_seqs] of the step that is out, or being built */
-    uint32_t n_pieces;
-    bool out;
-    uint64_t step;
-    struct sched_stats stats;
-};
 
 const char *sched_finish_name(enum sched_finish f)
 {
@@ -671,100 +626,4 @@ void sched_stats(const struct sched *s, struct sched_stats *out)
     out->pages_cached = s->pages.n_cached;
     out->snapshots_total = s->pages.snapshots.n;
     out->snapshots_kept = s->pages.snapshots.n_kept;
-}
-
-static int check_running(const struct sched *s, uint32_t *refs, uint64_t *reserved, struct err *e)
-{
-    for (uint32_t i = 0; i < s->n_running; i++) {
-        const struct request *r = s->running[i];
-        if (r->n_held > r->n_total || r->computed >= r->n_tokens ||
-            r->n_tokens != r->n_prompt + r->n_generated || r->n_generated >= r->max_new ||
-            (uint64_t)r->n_held * s->o.limits.page_tokens < r->computed)
-            return err_set(e, ERR_MISMATCH,
-                           "request %llu: %u of %u tokens computed, %u generated of %u, %u pages of %u",
-                           (unsigned long long)r->id, r->computed, r->n_tokens, r->n_generated, r->max_new,
-                           r->n_held, r->n_total);
-        *reserved += r->n_total - r->n_held;
-        for (uint32_t k = 0; k < r->n_held; k++) {
-            if (r->table[k] >= s->pages.n)
-                return err_set(e, ERR_MISMATCH, "request %llu holds page %u", (unsigned long long)r->id,
-                               r->table[k]);
-            refs[r->table[k]]++;
-        }
-    }
-    return ERR_OK;
-}
-
-/* Each slot is free or belongs to one running request. */
-static int check_slots(const struct sched *s, struct err *e)
-{
-    uint32_t n = s->o.limits.n_slots, running = n ? s->n_running : 0;
-    bool *seen = calloc((size_t)n + 1, sizeof(*seen));
-    int rc = seen ? ERR_OK : err_set(e, ERR_NOMEM, "no memory to check %u slots", n);
-    if (rc == ERR_OK && s->n_free_slots + running != n)
-        rc = err_set(e, ERR_MISMATCH, "%u slots are free, %u requests run, there are %u", s->n_free_slots,
-                     running, n);
-    for (uint32_t i = 0; rc == ERR_OK && i < n; i++) {
-        uint32_t slot = i < running ? s->running[i]->slot : s->free_slots[i - running];
-        if (slot >= n || seen[slot])
-            rc = err_set(e, ERR_MISMATCH, "slot %u is held twice or does not exist", slot);
-        else
-            seen[slot] = true;
-    }
-    free(seen);
-    return rc;
-}
-
-static int check_snapshots(const struct sched *s, struct err *e)
-{
-    uint32_t n = s->pages.snapshots.n, n_taken = 0;
-    uint32_t *pins = calloc((size_t)n + 1, sizeof(*pins));
-    int rc = pins ? ERR_OK : err_set(e, ERR_NOMEM, "no memory to check %u snapshots", n);
-    for (uint32_t i = 0; rc == ERR_OK && i < s->n_running; i++) {
-        const struct request *r = s->running[i];
-        if (r->snapshot == SNAPSHOT_NONE)
-            continue;
-        uint32_t pages = r->computed / s->o.limits.page_tokens; /* nothing else is computed yet */
-        if (r->snapshot >= n || !pages || s->pages.snapshots.all[r->snapshot].page != r->table[pages - 1])
-            rc = err_set(e, ERR_MISMATCH,
-                         "request %llu begins at %u from snapshot %u, which is of another page",
-                         (unsigned long long)r->id, r->computed, r->snapshot);
-        else
-            pins[r->snapshot]++;
-    }
-    for (uint32_t i = 0; s->out && i < s->n_pieces; i++)
-        n_taken += s->pieces[i].save != SNAPSHOT_NONE;
-    if (rc == ERR_OK)
-        rc = snapshots_check(&s->pages.snapshots, pins, n_taken, e);
-    free(pins);
-    return rc;
-}
-
-int sched_check(const struct sched *s, struct err *e)
-{
-    uint32_t n_waiting = 0;
-    const struct request *last = NULL;
-    for (const struct request *r = s->first_waiting; r; last = r, r = r->next)
-        if (++n_waiting > s->n_waiting || r->n_held)
-            return err_set(e, ERR_MISMATCH, "the queue is longer than %u or its request %llu holds pages",
-                           s->n_waiting, (unsigned long long)r->id);
-    if (n_waiting != s->n_waiting || last != s->last_waiting || s->n_running > s->o.limits.max_seqs)
-        return err_set(e, ERR_MISMATCH, "%u requests wait, counted as %u; %u run", n_waiting, s->n_waiting,
-                       s->n_running);
-    uint32_t *refs = calloc(s->pages.n, sizeof(*refs));
-    if (!refs)
-        return err_set(e, ERR_NOMEM, "no memory to check %u pages", s->pages.n);
-    uint64_t reserved = 0;
-    int rc = check_running(s, refs, &reserved, e);
-    if (rc == ERR_OK && reserved != s->pages.n_reserved)
-        rc = err_set(e, ERR_MISMATCH, "%llu pages are promised, counted as %u", (unsigned long long)reserved,
-                     s->pages.n_reserved);
-    if (rc == ERR_OK)
-        rc = pages_check(&s->pages, refs, e);
-    if (rc == ERR_OK)
-        rc = check_slots(s, e);
-    if (rc == ERR_OK)
-        rc = check_snapshots(s, e);
-    free(refs);
-    return rc;
 }

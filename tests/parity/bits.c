@@ -40,8 +40,8 @@ enum {
     TOKENS = 1024,
     SINGLE = 20, /* token by token: so many at either end, the middle in one piece */
     CONTEXT = 176,
-    NAN_ROWS = 64, /* of the step of NaN before each mix */
-    NAN_ROWS_ONCE = 320,
+    NAN_ROWS = 32, /* of the step of NaN before each mix */
+    NAN_ROWS_ONCE = 160,
     SNAPSHOTS = 12,
     KEPT = 1,     /* 1 + snapshot of the twin where the subject begins */
     KEPT_BAD = 2, /* and of NaN */

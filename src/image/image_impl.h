@@ -1,0 +1,27 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What the decoders share. Each reads a header into `struct image_info` (sizes before orientation), and
+ * fills rows of RGBA. Limits are judged between the two, in image.c and nowhere else.
+ */
+#ifndef IMAGE_IMAGE_IMPL_H
+#define IMAGE_IMAGE_IMPL_H
+
+#include "image/image.h"
+
+struct image_bytes {
+    const uint8_t *data;
+    size_t n;
+};
+
+typedef int image_head_fn(struct image_bytes in, struct image_info *out, struct err *e);
+/* rgba [height, width, 4] of the sizes that the header gave, zeroed. */
+typedef int image_pixels_fn(struct image_bytes in, const struct image_info *info, uint8_t *rgba,
+                            struct err *e);
+
+image_head_fn jpeg_head, png_head, webp_head, gif_head;
+image_pixels_fn jpeg_pixels, png_pixels, webp_pixels, gif_pixels;
+
+/* Orientation 1 to 8 of a TIFF structure (what follows "Exif\0\0"); 1 where it says nothing or nonsense. */
+uint8_t exif_orientation(const uint8_t *tiff, size_t n);
+
+#endif

@@ -1,0 +1,152 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * JPEG by libjpeg-turbo: baseline and progressive, grey, YCbCr, RGB, CMYK and YCCK. Refuses data that ends
+ * early or does not decode, which the library only warns of, and pictures of endlessly many scans.
+ */
+#include <setjmp.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <jpeglib.h>
+
+#include <jerror.h>
+
+#include "image_impl.h"
+
+enum { MAX_SCANS = 200, CHUNK_ROWS = 8 };
+
+struct jpeg_run {
+    struct jpeg_decompress_struct d;
+    struct jpeg_error_mgr errors;
+    struct jpeg_progress_mgr progress;
+    jmp_buf failed;
+    char text[JMSG_LENGTH_MAX];
+    int code; /* enum err_code */
+};
+
+static _Noreturn void jpeg_fail(struct jpeg_run *r, int code, const char *text)
+{
+    r->code = code;
+    if (text)
+        snprintf(r->text, sizeof r->text, "%s", text);
+    else
+        r->errors.format_message((j_common_ptr)&r->d, r->text);
+    longjmp(r->failed, 1);
+}
+
+static void on_error(j_common_ptr c)
+{
+    struct jpeg_run *r = c->client_data;
+    jpeg_fail(r, r->errors.msg_code == JERR_OUT_OF_MEMORY ? ERR_NOMEM : ERR_FORMAT, NULL);
+}
+
+/* Warnings about what stands beside the picture pass; those that mean made-up pixels do not. */
+static void on_message(j_common_ptr c, int level)
+{
+    struct jpeg_run *r = c->client_data;
+    if (level >= 0)
+        return;
+    switch (r->errors.msg_code) {
+    case JWRN_EXTRANEOUS_DATA:
+    case JWRN_ADOBE_XFORM:
+    case JWRN_JFIF_MAJOR:
+        return;
+    default:
+        jpeg_fail(r, ERR_FORMAT, NULL);
+    }
+}
+
+static void on_output(j_common_ptr c)
+{
+    (void)c; /* the library would print */
+}
+
+static void on_progress(j_common_ptr c)
+{
+    struct jpeg_run *r = c->client_data;
+    if (c->is_decompressor && r->d.input_scan_number > MAX_SCANS)
+        jpeg_fail(r, ERR_LIMIT, "more scans than a picture needs");
+}
+
+static void jpeg_start(struct jpeg_run *r, struct image_bytes in)
+{
+    r->d.err = jpeg_std_error(&r->errors);
+    r->errors.error_exit = on_error;
+    r->errors.emit_message = on_message;
+    r->errors.output_message = on_output;
+    r->d.client_data = r;
+    jpeg_create_decompress(&r->d);
+    r->d.client_data = r; /* creation clears all but err */
+    r->progress.progress_monitor = on_progress;
+    r->d.progress = &r->progress;
+    jpeg_save_markers(&r->d, JPEG_APP0 + 1, 0xFFFF);
+    jpeg_mem_src(&r->d, in.data, in.n);
+    jpeg_read_header(&r->d, TRUE);
+}
+
+static int jpeg_end(struct jpeg_run *r, struct err *e)
+{
+    jpeg_destroy_decompress(&r->d);
+    return r->code ? err_set(e, r->code, "JPEG: %s", r->text) : ERR_OK;
+}
+
+int jpeg_head(struct image_bytes in, struct image_info *out, struct err *e)
+{
+    struct jpeg_run r;
+    memset(&r, 0, sizeof r);
+    if (setjmp(r.failed))
+        return jpeg_end(&r, e);
+    jpeg_start(&r, in);
+    out->width = r.d.image_width;
+    out->height = r.d.image_height;
+    for (jpeg_saved_marker_ptr m = r.d.marker_list; m; m = m->next)
+        if (m->data_length >= 6 && memcmp(m->data, "Exif\0\0", 6) == 0) {
+            out->orientation = exif_orientation(m->data + 6, m->data_length - 6);
+            break;
+        }
+    return jpeg_end(&r, e);
+}
+
+static uint8_t mul_255(unsigned a, unsigned b)
+{
+    unsigned t = a * b + 128;
+    return (uint8_t)(((t >> 8) + t) >> 8);
+}
+
+/* Inks as Adobe writes them, inverted, whether the file says so or not: that is how Pillow reads them. */
+static void cmyk_to_rgba(uint8_t *row, size_t width)
+{
+    for (size_t x = 0; x < width; x++, row += 4) {
+        unsigned white = row[3];
+        for (int c = 0; c < 3; c++)
+            row[c] = (uint8_t)(white - mul_255(255u - row[c], white));
+        row[3] = 255;
+    }
+}
+
+int jpeg_pixels(struct image_bytes in, const struct image_info *info, uint8_t *rgba, struct err *e)
+{
+    struct jpeg_run r;
+    memset(&r, 0, sizeof r);
+    if (setjmp(r.failed))
+        return jpeg_end(&r, e);
+    jpeg_start(&r, in);
+    bool ink = r.d.num_components == 4;
+    r.d.out_color_space = ink ? JCS_CMYK : JCS_EXT_RGBA;
+    jpeg_start_decompress(&r.d);
+    if (r.d.output_width != info->width || r.d.output_height != info->height || r.d.output_components != 4)
+        jpeg_fail(&r, ERR_FORMAT, "the sizes changed while it was read");
+    size_t stride = (size_t)info->width * 4;
+    while (r.d.output_scanline < r.d.output_height) {
+        uint8_t *first = rgba + r.d.output_scanline * stride;
+        JSAMPROW rows[CHUNK_ROWS];
+        JDIMENSION left = r.d.output_height - r.d.output_scanline, n = left < CHUNK_ROWS ? left : CHUNK_ROWS;
+        for (JDIMENSION i = 0; i < n; i++)
+            rows[i] = first + i * stride;
+        n = jpeg_read_scanlines(&r.d, rows, n);
+        for (JDIMENSION i = 0; ink && i < n; i++)
+            cmyk_to_rgba(first + i * stride, info->width);
+    }
+    jpeg_finish_decompress(&r.d);
+    return jpeg_end(&r, e);
+}

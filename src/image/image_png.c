@@ -1,0 +1,133 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * PNG by libpng: every bit depth, palette, interlaced; 16 bits lose their low byte; gamma is left alone.
+ * Refuses damaged chunks that pixels depend on, and data that ends early.
+ */
+#include <setjmp.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <png.h>
+
+#include "image_impl.h"
+
+enum { MAX_CHUNK_BYTES = 8 << 20, MAX_CHUNKS = 256 };
+
+struct png_run {
+    struct image_bytes in;
+    size_t at;
+    png_structp png;
+    png_infop info;
+    png_bytepp rows;
+    char text[160];
+};
+
+static void on_error(png_structp png, png_const_charp text)
+{
+    struct png_run *r = png_get_error_ptr(png);
+    snprintf(r->text, sizeof r->text, "%s", text);
+    png_longjmp(png, 1);
+}
+
+static void on_warning(png_structp png, png_const_charp text)
+{
+    (void)png, (void)text; /* about chunks that no pixel depends on */
+}
+
+static void on_read(png_structp png, png_bytep to, size_t n)
+{
+    struct png_run *r = png_get_io_ptr(png);
+    if (r->in.n - r->at < n)
+        png_error(png, "the file is cut short");
+    memcpy(to, r->in.data + r->at, n);
+    r->at += n;
+}
+
+static int png_begin(struct png_run *r, struct image_bytes in, struct err *e)
+{
+    memset(r, 0, sizeof *r);
+    r->in = in;
+    r->png = png_create_read_struct(PNG_LIBPNG_VER_STRING, r, on_error, on_warning);
+    r->info = r->png ? png_create_info_struct(r->png) : NULL;
+    if (!r->info) {
+        png_destroy_read_struct(&r->png, NULL, NULL);
+        return err_set(e, ERR_NOMEM, "out of memory for a PNG reader");
+    }
+    png_set_user_limits(r->png, IMAGE_MAX_SIDE, IMAGE_MAX_SIDE);
+    png_set_chunk_malloc_max(r->png, MAX_CHUNK_BYTES);
+    png_set_chunk_cache_max(r->png, MAX_CHUNKS);
+    png_set_read_fn(r->png, r, on_read);
+    return ERR_OK;
+}
+
+static int png_end(struct png_run *r, bool failed, struct err *e)
+{
+    png_destroy_read_struct(&r->png, &r->info, NULL);
+    free(r->rows);
+    return failed ? err_set(e, ERR_FORMAT, "PNG: %s", r->text) : ERR_OK;
+}
+
+static void png_look(struct png_run *r, struct image_info *out)
+{
+    png_read_info(r->png, r->info);
+    out->width = png_get_image_width(r->png, r->info);
+    out->height = png_get_image_height(r->png, r->info);
+    out->has_alpha = png_get_color_type(r->png, r->info) & PNG_COLOR_MASK_ALPHA ||
+                     png_get_valid(r->png, r->info, PNG_INFO_tRNS);
+    png_bytep exif;
+    png_uint_32 n;
+    if (png_get_eXIf_1(r->png, r->info, &n, &exif))
+        out->orientation = exif_orientation(exif, n);
+}
+
+int png_head(struct image_bytes in, struct image_info *out, struct err *e)
+{
+    struct png_run r;
+    int rc = png_begin(&r, in, e);
+    if (rc)
+        return rc;
+    if (setjmp(png_jmpbuf(r.png)))
+        return png_end(&r, true, e);
+    png_look(&r, out);
+    return png_end(&r, false, e);
+}
+
+/* Turns whatever the file holds into four bytes a pixel. */
+static void to_rgba(struct png_run *r)
+{
+    png_set_strip_16(r->png);
+    png_set_palette_to_rgb(r->png);
+    png_set_expand_gray_1_2_4_to_8(r->png);
+    png_set_tRNS_to_alpha(r->png);
+    png_set_gray_to_rgb(r->png);
+    png_set_add_alpha(r->png, 0xFF, PNG_FILLER_AFTER);
+}
+
+int png_pixels(struct image_bytes in, const struct image_info *info, uint8_t *rgba, struct err *e)
+{
+    struct png_run r;
+    struct image_info again = {0};
+    int rc = png_begin(&r, in, e);
+    if (rc)
+        return rc;
+    r.rows = calloc(info->height, sizeof *r.rows);
+    if (!r.rows) {
+        png_end(&r, false, e);
+        return err_set(e, ERR_NOMEM, "out of memory for %u rows", info->height);
+    }
+    if (setjmp(png_jmpbuf(r.png)))
+        return png_end(&r, true, e);
+    png_look(&r, &again);
+    to_rgba(&r);
+    png_set_interlace_handling(r.png);
+    png_read_update_info(r.png, r.info);
+    size_t stride = (size_t)info->width * 4;
+    if (again.width != info->width || again.height != info->height ||
+        png_get_rowbytes(r.png, r.info) != stride)
+        png_error(r.png, "the sizes changed while it was read");
+    for (uint32_t y = 0; y < info->height; y++)
+        r.rows[y] = rgba + y * stride;
+    png_read_image(r.png, r.rows);
+    png_read_end(r.png, r.info); /* eXIf may follow the pixels; a cut end is seen here */
+    return png_end(&r, false, e);
+}

@@ -1,0 +1,55 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * WebP by libwebp and its demuxer, lossy and lossless, alpha; of an animation the first frame on its canvas.
+ * Refuses files that are cut short.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include <webp/decode.h>
+#include <webp/demux.h>
+
+#include "image_impl.h"
+
+int webp_head(struct image_bytes in, struct image_info *out, struct err *e)
+{
+    WebPData data = {in.data, in.n};
+    WebPDemuxer *demux = WebPDemux(&data); /* NULL unless the file is whole */
+    if (!demux)
+        return err_set(e, ERR_FORMAT, "WebP: damaged or cut short");
+    uint32_t flags = WebPDemuxGetI(demux, WEBP_FF_FORMAT_FLAGS);
+    out->width = WebPDemuxGetI(demux, WEBP_FF_CANVAS_WIDTH);
+    out->height = WebPDemuxGetI(demux, WEBP_FF_CANVAS_HEIGHT);
+    out->has_alpha = flags & ALPHA_FLAG;
+    out->animated = WebPDemuxGetI(demux, WEBP_FF_FRAME_COUNT) > 1;
+    WebPChunkIterator chunk;
+    if (WebPDemuxGetChunk(demux, "EXIF", 1, &chunk)) {
+        const uint8_t *p = chunk.chunk.bytes;
+        size_t n = chunk.chunk.size;
+        if (n >= 6 && memcmp(p, "Exif\0\0", 6) == 0)
+            p += 6, n -= 6;
+        out->orientation = exif_orientation(p, n);
+        WebPDemuxReleaseChunkIterator(&chunk);
+    }
+    WebPDemuxDelete(demux);
+    return ERR_OK;
+}
+
+int webp_pixels(struct image_bytes in, const struct image_info *info, uint8_t *rgba, struct err *e)
+{
+    WebPData data = {in.data, in.n};
+    WebPAnimDecoderOptions options;
+    WebPAnimInfo canvas;
+    uint8_t *frame;
+    int at;
+    if (!WebPAnimDecoderOptionsInit(&options))
+        return err_set(e, ERR_UNSUPPORTED, "WebP: the library is of another version");
+    options.color_mode = MODE_RGBA;
+    WebPAnimDecoder *d = WebPAnimDecoderNew(&data, &options);
+    bool good = d && WebPAnimDecoderGetInfo(d, &canvas) && canvas.canvas_width == info->width &&
+                canvas.canvas_height == info->height && WebPAnimDecoderGetNext(d, &frame, &at);
+    if (good)
+        memcpy(rgba, frame, (size_t)info->width * info->height * 4);
+    WebPAnimDecoderDelete(d);
+    return good ? ERR_OK : err_set(e, ERR_FORMAT, "WebP: the pixels do not decode");
+}

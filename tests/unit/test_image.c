@@ -1,0 +1,297 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Pictures against what Pillow makes of them (tests/images/pixels.tsv, by tools/image_reference.py): every
+ * format, orientation and kind of alpha, pixel for pixel. Files that are cut, bent or huge are refused.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/file.h"
+#include "base/hash.h"
+#include "image/image.h"
+
+#define OWN TEST_SOURCE_ROOT "/tests/images"
+
+struct told { /* a line of pixels.tsv */
+    char name[200], mode[16], plain[80], white[80];
+    unsigned width, height;
+    bool refused;
+};
+
+static bool read_line(FILE *f, struct told *t)
+{
+    char line[600];
+    if (!fgets(line, sizeof line, f))
+        return false;
+    memset(t, 0, sizeof *t);
+    t->refused = strstr(line, "\trefused\t") != NULL;
+    int n = sscanf(line, "%199[^\t]\t%15[^\t]\t%u\t%u\t%79s\t%79s", t->name, t->mode, &t->width, &t->height,
+                   t->plain, t->white);
+    assert_true(t->refused || n == 6);
+    return true;
+}
+
+static void hash_of(const struct image *m, char *hex)
+{
+    struct err e = {0};
+    assert_int_equal(sha256_hex(m->rgb, (size_t)m->info.width * m->info.height * 3, hex, &e), ERR_OK);
+}
+
+/* Pictures of which Pillow makes something else, and why we do not. */
+enum difference { WE_READ = 1, WE_REFUSE, OTHER_WHITE };
+static const struct differs {
+    const char *part;
+    enum difference how;
+} differs[] = {
+    {"crashers/badcrc.png", WE_REFUSE},               /* a damaged chunk of pixels */
+    {"crashers/huge_IDAT.png", WE_REFUSE},            /* ends within a chunk of pixels */
+    {"crashers/empty_ancillary_chunks.png", WE_READ}, /* nothing that a pixel depends on is wrong */
+    /* Pillow compares the transparent grey of 2 and 4 bits with samples that it has widened to 8 */
+    {"testpngs/gray-2-", OTHER_WHITE},
+    {"testpngs/gray-4-", OTHER_WHITE},
+};
+
+static enum difference difference_of(const struct told *t)
+{
+    for (size_t i = 0; i < ARRAY_LEN(differs); i++)
+        if (strstr(t->name, differs[i].part) && (differs[i].how != OTHER_WHITE || strstr(t->name, "tRNS")))
+            return differs[i].how;
+    return 0;
+}
+
+/* What must come out of a file: its pixels, or a refusal where Pillow refuses, too. */
+static bool same_as_told(const char *root, const struct told *t, enum difference how)
+{
+    char path[700], hex[SHA256_HEX_BYTES], *data;
+    size_t n;
+    struct err e = {0};
+    struct arena a;
+    bool same = true;
+    arena_init(&a, NULL, MEM_MISC);
+    snprintf(path, sizeof path, "%s/%s", root, t->name);
+    assert_int_equal(file_read(path, 64 << 20, &a, &data, &n, &e), ERR_OK);
+    bool refuse = how == WE_REFUSE || (t->refused && how != WE_READ);
+    for (int alpha = 0; alpha < (how == OTHER_WHITE ? 1 : 2); alpha++) {
+        struct image m;
+        struct image_info info;
+        int rc = image_decode(data, n, NULL, (enum image_alpha)alpha, &a, &m, &e);
+        if (refuse || rc) {
+            same = refuse && (rc == ERR_FORMAT || rc == ERR_LIMIT);
+        } else if (how != WE_READ) {
+            hash_of(&m, hex);
+            assert_int_equal(image_probe(data, n, NULL, &info, &e), ERR_OK);
+            same = same && m.info.width == t->width && m.info.height == t->height &&
+                   strcmp(hex, alpha ? t->white : t->plain) == 0;
+            same = same && info.width == t->width && info.height == t->height;
+        }
+        if (!same) {
+            print_message("%s, %s: %s\n", t->name, alpha ? "over white" : "alpha dropped",
+                          rc ? e.message : "other pixels");
+            break;
+        }
+    }
+    arena_release(&a);
+    return same;
+}
+
+static void test_own_pictures(void **state)
+{
+    (void)state;
+    struct told t;
+    int n = 0;
+    FILE *f = fopen(OWN "/pixels.tsv", "r");
+    assert_non_null(f);
+    while (read_line(f, &t)) {
+        assert_true(same_as_told(OWN, &t, 0));
+        n++;
+    }
+    fclose(f);
+    assert_true(n >= 30);
+}
+
+static void test_material(void **state)
+{
+    (void)state;
+    const char *root = getenv("DAY0_MATERIAL");
+    if (!root)
+        root = TEST_SOURCE_ROOT "/../shared/material";
+    struct file_info there;
+    char path[700];
+    snprintf(path, sizeof path, "%s/images", root);
+    if (file_stat(path, &there, NULL) || !there.exists) {
+        print_message("SKIP pictures of other projects: no material (set DAY0_MATERIAL)\n");
+        skip();
+    }
+    struct told t;
+    int wrong = 0, n = 0;
+    FILE *f = fopen(OWN "/material.tsv", "r");
+    assert_non_null(f);
+    while (read_line(f, &t)) {
+        wrong += !same_as_told(root, &t, difference_of(&t));
+        n++;
+    }
+    fclose(f);
+    assert_true(n > 150);
+    assert_int_equal(wrong, 0);
+}
+
+/* Every prefix of a file is refused, or (of formats whose last bytes no pixel depends on) gives the same
+ * pixels; every bent byte gives an error or a picture of the sizes that the header says. */
+static void test_cut_and_bent(void **state)
+{
+    (void)state;
+    struct told t;
+    FILE *f = fopen(OWN "/pixels.tsv", "r");
+    assert_non_null(f);
+    while (read_line(f, &t)) {
+        char path[700], hex[SHA256_HEX_BYTES], *data;
+        size_t n;
+        struct arena a;
+        struct err e = {0};
+        arena_init(&a, NULL, MEM_MISC);
+        snprintf(path, sizeof path, "%s/%s", OWN, t.name);
+        assert_int_equal(file_read(path, 1 << 20, &a, &data, &n, &e), ERR_OK);
+        uint8_t *copy = malloc(n); /* exactly as long, so that sanitizers see a read beyond */
+        for (size_t cut = 0; cut < n; cut += 1 + cut / 37) {
+            struct image m;
+            uint8_t *part = malloc(cut ? cut : 1);
+            memcpy(part, data, cut);
+            struct err cut_e = {0};
+            if (image_decode(part, cut, NULL, IMAGE_ALPHA_DROP, &a, &m, &cut_e) == ERR_OK) {
+                hash_of(&m, hex);
+                assert_string_equal(hex, t.plain);
+                assert_true(cut + 16 >= n || m.info.format == IMAGE_GIF); /* frames follow */
+            } else {
+                assert_true(cut_e.message[0]);
+            }
+            free(part);
+        }
+        for (size_t at = 0; at < n; at += 1 + n / 97) {
+            struct image m;
+            struct image_limits small = {.max_pixels = 1 << 16};
+            memcpy(copy, data, n);
+            copy[at] ^= (uint8_t)(1u << (at % 8));
+            image_decode(copy, n, &small, IMAGE_ALPHA_WHITE, &a, &m, NULL);
+        }
+        free(copy);
+        arena_release(&a);
+    }
+    fclose(f);
+}
+
+/* Sizes are refused from the header: the memory that a picture would take is never asked for. */
+static void test_limits(void **state)
+{
+    (void)state;
+    char *data;
+    size_t n;
+    struct err e = {0};
+    struct arena a;
+    struct image m;
+    struct image_info info;
+    arena_init(&a, NULL, MEM_MISC);
+    a.limit = 1 << 20;
+    assert_int_equal(file_read(OWN "/rgb.jpg", 1 << 20, &a, &data, &n, &e), ERR_OK);
+    struct image_limits few = {.max_pixels = 37 * 23 - 1}, enough = {.max_pixels = 37 * 23},
+                        side = {.max_side = 36};
+    assert_int_equal(image_decode(data, n, &few, IMAGE_ALPHA_DROP, &a, &m, &e), ERR_LIMIT);
+    assert_non_null(strstr(e.message, "37 x 23"));
+    assert_int_equal(image_probe(data, n, &side, &info, &e), ERR_LIMIT);
+    assert_int_equal(image_decode(data, n, &enough, IMAGE_ALPHA_DROP, &a, &m, &e), ERR_OK);
+    for (size_t i = 0; i + 9 < n; i++)
+        if ((uint8_t)data[i] == 0xFF && (uint8_t)data[i + 1] == 0xC0) { /* start of frame: height, width */
+            memcpy(data + i + 5, "\xEA\x60\xEA\x60", 4);
+            break;
+        }
+    assert_int_equal(image_decode(data, n, NULL, IMAGE_ALPHA_DROP, &a, &m, &e), ERR_LIMIT);
+    assert_int_equal(file_read(OWN "/huge.png", 1 << 20, &a, &data, &n, &e), ERR_OK);
+    assert_int_equal(image_probe(data, n, NULL, &info, &e), ERR_LIMIT);
+    assert_non_null(strstr(e.message, "60000 x 60000"));
+    arena_release(&a);
+}
+
+static void test_names_what_it_does_not_read(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *bytes;
+        size_t n;
+        const char *word;
+    } cases[] = {
+        {"BM\0\0", 4, "BMP"},
+        {"II*\0....", 8, "TIFF"},
+        {"\0\0\0 ftypavif", 12, "AVIF"},
+        {"\0\0\0 ftypheic", 12, "HEIF"},
+        {"<svg xmlns", 10, "SVG"},
+    };
+    struct image_info info;
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        struct err e = {0};
+        assert_int_equal(image_probe(cases[i].bytes, cases[i].n, NULL, &info, &e), ERR_UNSUPPORTED);
+        assert_non_null(strstr(e.message, cases[i].word));
+    }
+    struct err e = {0};
+    assert_int_equal(image_probe("hello", 5, NULL, &info, &e), ERR_FORMAT);
+    assert_int_equal(image_probe("", 0, NULL, &info, &e), ERR_FORMAT);
+}
+
+/* As pixels() of tools/image_reference.py makes them: [height, width, 3]. */
+static uint8_t *make_pixels(int width, int height, int seed)
+{
+    uint8_t *rgb = malloc((size_t)width * (size_t)height * 3), *p = rgb;
+    for (int y = 0; y < height; y++)
+        for (int x = 0; x < width; x++)
+            for (int c = 0; c < 3; c++) {
+                int v = (x * (3 + c) + y * (5 - c) + seed * 17) % 256;
+                *p++ = (uint8_t)((x / 5 + y / 7) % 3 == 0 ? 255 - v : v);
+            }
+    return rgb;
+}
+
+static void test_resize(void **state)
+{
+    (void)state;
+    char name[16], hash[80], hex[SHA256_HEX_BYTES];
+    int seed, w, h, to_w, to_h, n = 0;
+    FILE *f = fopen(OWN "/resize.tsv", "r");
+    assert_non_null(f);
+    while (fscanf(f, "%15s %d %d %d %d %d %79s", name, &seed, &w, &h, &to_w, &to_h, hash) == 7) {
+        int filter = 0;
+        while (filter < IMAGE_N_FILTERS && strcmp(image_filter_name((enum image_filter)filter), name) != 0)
+            filter++;
+        assert_true(filter < IMAGE_N_FILTERS);
+        struct arena a;
+        struct err e = {0};
+        uint8_t *rgb = make_pixels(w, h, seed), *out;
+        arena_init(&a, NULL, MEM_MISC);
+        assert_int_equal(image_resize(rgb, (uint32_t)w, (uint32_t)h, (enum image_filter)filter,
+                                      (uint32_t)to_w, (uint32_t)to_h, &a, &out, &e),
+                         ERR_OK);
+        assert_int_equal(sha256_hex(out, (size_t)to_w * (size_t)to_h * 3, hex, &e), ERR_OK);
+        if (strcmp(hex, hash) != 0)
+            print_message("%s %d x %d to %d x %d\n", name, w, h, to_w, to_h);
+        assert_string_equal(hex, hash);
+        arena_release(&a);
+        free(rgb);
+        n++;
+    }
+    fclose(f);
+    assert_int_equal(n, 90);
+    uint8_t pixel[3] = {0}, *out;
+    assert_int_equal(image_resize(pixel, 1, 1, IMAGE_BOX, 0, 1, NULL, &out, NULL), ERR_INVALID);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_own_pictures), cmocka_unit_test(test_material),
+        cmocka_unit_test(test_cut_and_bent), cmocka_unit_test(test_limits),
+        cmocka_unit_test(test_resize),       cmocka_unit_test(test_names_what_it_does_not_read),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
