@@ -122,6 +122,15 @@ enum d0_format_flag {
     D0_FORMAT_ORDER = 8,
 };
 
+/* Rounding of activations: values of the attribute x_format. What a row becomes is stated, number by number,
+ * in src/tensor/rounding.c: each scale is that of a run of columns of one row, so no row hangs on another. */
+enum d0_x_format {
+    D0_X_EXACT = 0,
+#define X_FORMAT(id, NAME, ...) D0_X_##NAME = id,
+#include "day0/x_formats.def"
+#undef X_FORMAT
+};
+
 struct d0_value {
     uint32_t kind;             /* enum d0_value_kind */
     uint32_t dtype;            /* enum d0_dtype */

@@ -145,7 +145,7 @@ static int open_machine(struct job *j, struct err *e)
 
 static int open_model(struct job *j, struct err *e)
 {
-    struct spec_options so = {.arch_path = j->o->arch_path};
+    struct spec_options so = {.arch_path = j->o->arch_path, .activations = j->o->activations};
     int rc = ckpt_open(&j->ckpt, j->o->model_dir, &j->opening, j->d0, e);
     if (!rc)
         rc = ckpt_manifest_sha256(j->ckpt, j->sha_manifest, e);

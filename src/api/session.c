@@ -90,7 +90,8 @@ static int open_model(struct session *s, const struct session_options *o, struct
     int rc = ckpt_open(&s->ckpt, o->model_dir, f, d0, e);
     if (rc != ERR_OK)
         return rc;
-    struct spec_options so = {.arch_path = o->arch_path, .kv_dtype = o->kv_dtype};
+    struct spec_options so = {
+        .arch_path = o->arch_path, .kv_dtype = o->kv_dtype, .activations = o->activations};
     rc = spec_open(&s->spec, s->ckpt, &so, f, d0, e);
     if (rc == ERR_OK && s->spec && dev_name_is_cpu(o->device))
         rc = preflight_kernels(s->spec, true, f, e);

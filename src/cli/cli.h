@@ -35,6 +35,7 @@ struct common {
     const char *model, *arch, *device, *cpu;
     unsigned threads;
     uint64_t memory;
+    enum spec_activations activations;
     struct override waive[MAX_OVERRIDES], accept[MAX_OVERRIDES];
     size_t n_waive, n_accept;
 };

@@ -185,6 +185,7 @@ int cmd_adapt(struct d0 *d0, int argc, char **argv)
     struct common *c = &a.common;
     a.adapt.model_dir = c->model;
     a.adapt.arch_path = c->arch;
+    a.adapt.activations = c->activations;
     a.adapt.device = c->device;
     a.adapt.isa = c->cpu;
     a.adapt.n_threads = c->threads;

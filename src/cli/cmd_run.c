@@ -137,6 +137,7 @@ static int print_json(const struct session *s, const struct generate_result *r, 
         json_write_i64(&w, ids->data[i]);
     json_end_array(&w);
     json_put_string(&w, "finish_reason", r->finish);
+    json_put_string(&w, "activations", spec_activations_name(s->spec->activations));
     json_put_u64(&w, "prompt_tokens", n_prompt);
     json_put_u64(&w, "completion_tokens", r->n_generated);
     json_put_f64(&w, "prefill_seconds", r->prefill_seconds);
@@ -174,9 +175,12 @@ static int generate(struct run_arguments *a, struct session *s, struct err *e)
     else if (rc == ERR_OK) {
         printf("\n");
         if (isatty(STDERR_FILENO))
-            fprintf(stderr, "[%u prompt tokens in %.3f s, %u tokens at %.1f per second, finish: %s]\n",
-                    r.n_prompt, r.prefill_seconds, r.n_generated,
-                    r.n_generated > 1 ? (r.n_generated - 1) / r.decode_seconds : 0.0, r.finish);
+            fprintf(
+                stderr,
+                "[%u prompt tokens in %.3f s, %u tokens at %.1f per second, finish: %s, activations: %s]\n",
+                r.n_prompt, r.prefill_seconds, r.n_generated,
+                r.n_generated > 1 ? (r.n_generated - 1) / r.decode_seconds : 0.0, r.finish,
+                spec_activations_name(s->spec->activations));
     }
     strbuf_release(&prompt);
     strbuf_release(&text);
@@ -195,6 +199,7 @@ int cmd_run(struct d0 *d0, int argc, char **argv)
     a.session.arch_path = a.common.arch;
     a.session.device = a.common.device;
     a.session.isa = a.common.cpu;
+    a.session.activations = a.common.activations;
     a.session.n_threads = a.common.threads;
     a.session.memory_bytes = a.common.memory;
     a.session.max_seqs = 1;

@@ -212,6 +212,7 @@ int cmd_serve(struct d0 *d0, int argc, char **argv)
     a.session.arch_path = a.common.arch;
     a.session.device = a.common.device;
     a.session.isa = a.common.cpu;
+    a.session.activations = a.common.activations;
     a.session.n_threads = a.common.threads;
     a.session.memory_bytes = a.common.memory;
     struct findings f;

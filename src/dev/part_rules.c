@@ -5,6 +5,7 @@
  */
 #include "dev/part_rules.h"
 
+#include <float.h>
 #include <stdarg.h>
 #include <stdio.h>
 
@@ -105,6 +106,20 @@ bool rule_EMBED(const struct rule *r)
                      "table must be f32, bf16 or f16 [V, H]");
 }
 
+bool rule_rounding(const struct rule *r, uint32_t scale_key)
+{
+    int64_t format = rule_attr(r, D0_ATTR_X_FORMAT);
+    double scale = part_attr_f(r->n, scale_key, 0);
+    const struct tensor_rounding *rounding = tensor_rounding(format);
+    if (!rule_need(r, format == D0_X_EXACT || rounding, "rounding %lld of activations is unknown",
+                   (long long)format))
+        return false;
+    if (rounding && tensor_rounding_given(rounding))
+        return rule_need(r, (float)scale >= FLT_MIN && (float)scale <= FLT_MAX,
+                         "rounding to %s needs a scale, not %g", rounding->name, scale);
+    return rule_need(r, scale == 0, "a scale of activations without a rounding that takes it");
+}
+
 bool rule_LINEAR(const struct rule *r)
 {
     const struct d0_value *x = rule_input(r, 0), *w = rule_input(r, 1), *bias = rule_input(r, 2),
@@ -114,7 +129,7 @@ bool rule_LINEAR(const struct rule *r)
            rule_need(r, rule_is_stored(w, 0, o->dims[1], x->dims[1]),
                      "w must be f32, bf16, f16 or codes [N, K]") &&
            rule_need(r, !bias || rule_is_weight(bias, o->dims[1], 0), "bias must be f32, bf16 or f16 [N]") &&
-           rule_segments(r, x->dims[1]);
+           rule_segments(r, x->dims[1]) && rule_rounding(r, D0_ATTR_X_SCALE);
 }
 
 bool rule_RMS_NORM(const struct rule *r)

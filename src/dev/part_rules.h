@@ -10,6 +10,7 @@
 #include <stdbool.h>
 
 #include "dev/part_check.h"
+#include "tensor/tensor.h"
 
 struct rule {
     const struct d0_part *p;
@@ -41,6 +42,8 @@ bool rule_form(const struct rule *r);
 bool rule_function(const struct rule *r, bool pair);
 /* The attribute `segments` of a reduction over k values. */
 bool rule_segments(const struct rule *r, int64_t k);
+/* x_format, and the scale (x_scale, h_scale) that it takes or does not. */
+bool rule_rounding(const struct rule *r, uint32_t scale_key);
 /* positions[T], seq_of[T], page_table[B, P] from input `first` on */
 bool rule_indices(const struct rule *r, uint32_t first, int64_t rows);
 /* Pages of keys and of values from input `first` on, then the three index arrays */

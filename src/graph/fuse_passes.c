@@ -55,11 +55,17 @@ static bool for_glu(const struct fuse *f, uint32_t v, uint32_t after)
     return false;
 }
 
+/* The fused operators multiply rows as they are. */
+static bool rounds(const struct d0_node *n)
+{
+    return node_attr_i(n, D0_ATTR_X_FORMAT, 0) != 0;
+}
+
 /* A LINEAR of the same rows as `like`, in its layer and as it is cut */
 static bool joins(const struct fuse *f, uint32_t i, const struct d0_node *like)
 {
     const struct d0_node *n = &f->g->nodes[i];
-    return !f->gone[i] && n->op == D0_OP_LINEAR && n->layer == like->layer &&
+    return !f->gone[i] && n->op == D0_OP_LINEAR && n->layer == like->layer && !rounds(n) &&
            n->inputs[0] == like->inputs[0] && segments(n) == segments(like) && n->outputs[0] != f->result &&
            !for_glu(f, n->outputs[0], i);
 }
@@ -107,7 +113,7 @@ void fuse_GATE_UP(struct fuse *f)
             continue;
         const struct d0_node *gate = made_by(f, glu->inputs[0], D0_OP_LINEAR, glu->layer),
                              *up = made_by(f, glu->inputs[1], D0_OP_LINEAR, glu->layer);
-        if (!gate || !up || gate == up || gate->inputs[0] != up->inputs[0] ||
+        if (!gate || !up || gate == up || gate->inputs[0] != up->inputs[0] || rounds(gate) || rounds(up) ||
             segments(gate) != segments(up) || !fuse_private(f, glu->inputs[0]) ||
             !fuse_private(f, glu->inputs[1]))
             continue;

@@ -300,7 +300,7 @@ static bool rule_experts(const struct rule *r)
     int64_t inter, layout = node_attr_i(r->n, D0_ATTR_LAYOUT, 0);
     if (!shape_want_rows(r, 0, "x") || !shape_want(r, 1, "experts", D0_I32, 2) ||
         !shape_want_rows(r, 2, "weights") || !shape_positive(r, D0_ATTR_INTER, &inter) ||
-        !shape_function(r) || !shape_want_stored(r, 3, "down", 3) || !form_known(r))
+        !shape_function(r) || !shape_rounding(r) || !shape_want_stored(r, 3, "down", 3) || !form_known(r))
         return false;
     if (layout < 0 || layout > 3)
         return shape_broken(r, "layout %lld is unknown", (long long)layout);
@@ -417,7 +417,7 @@ static bool rule_hyper_head(const struct rule *r)
 static bool rule_group_linear(const struct rule *r)
 {
     int64_t groups;
-    if (!shape_want_rows(r, 0, "x") || !groups_of(r, width_of(r, 0), &groups) ||
+    if (!shape_want_rows(r, 0, "x") || !groups_of(r, width_of(r, 0), &groups) || !shape_rounding(r) ||
         !shape_want_stored(r, 1, "w", 2) || !shape_want_dim(r, 1, "w", 1, width_of(r, 0) / groups))
         return false;
     int64_t n = rows_of(r, 1);

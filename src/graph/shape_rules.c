@@ -128,12 +128,20 @@ bool shape_segments(const struct rule *r, int64_t k)
     return true;
 }
 
+bool shape_rounding(const struct rule *r)
+{
+    int64_t format = node_attr_i(r->n, D0_ATTR_X_FORMAT, 0);
+    if (format == D0_X_EXACT || tensor_rounding(format))
+        return true;
+    return shape_broken(r, "x_format %lld is unknown", (long long)format);
+}
+
 static bool rule_linear(const struct rule *r)
 {
     if (!shape_want_rows(r, 0, "x") || !shape_want_stored(r, 1, "w", 2))
         return false;
     int64_t k = shape_input(r, 0)->dims[1], n = shape_input(r, 1)->dims[0];
-    if (!shape_want_dim(r, 1, "w", 1, k) || !shape_segments(r, k))
+    if (!shape_want_dim(r, 1, "w", 1, k) || !shape_segments(r, k) || !shape_rounding(r))
         return false;
     if (shape_input(r, 2) && (!shape_want(r, 2, "bias", 0, 1) || !shape_want_dim(r, 2, "bias", 0, n)))
         return false;

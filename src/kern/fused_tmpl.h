@@ -19,6 +19,7 @@ static inline struct kern_args fused_linear(const struct kern_args *a, unsigned 
                                             int64_t n)
 {
     struct kern_args p = *a;
+    p.phase = 1; /* of its products: nothing is rounded before (fuse_passes.c) */
     p.in[1] = a->in[w];
     p.in_dtype[1] = a->in_dtype[w];
     p.in_form[1] = a->in_form[w];

@@ -321,7 +321,8 @@ int verify_minimal(struct dev *d, const struct spec *s, struct ckpt *c, uint64_t
                        d->api->name);
     if (s->hidden < 1 || s->vocab_size < 1)
         return err_set(e, ERR_INVALID, "the description has no hidden size or no vocabulary");
-    m.limit = s->kv_dtype == D0_F32 ? MINIMAL_LIMIT : MINIMAL_LIMIT_16;
+    m.limit = fmax(s->kv_dtype == D0_F32 ? MINIMAL_LIMIT : MINIMAL_LIMIT_16,
+                   spec_activation_limit(spec_activation_bits(s->graph)));
     *pieces = arena_alloc_n(arena, n_kinds + 2, sizeof **pieces);
     m.hidden = malloc(floats * sizeof *m.hidden);
     if (!*pieces || !m.hidden) {

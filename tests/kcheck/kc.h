@@ -39,6 +39,7 @@ struct kc_case {
     enum kc_values values;
     uint32_t op;
     uint32_t dtype;     /* of the variant's weights or pages */
+    int64_t x_format;   /* the only rounding of activations that the variant computes; 0: any */
     bool large;         /* one shape of useful size, to be timed, not judged */
     bool bounded;       /* a form whose bits depend on the batch: smaller ones are judged, not compared */
     bool same_forms;    /* attribute `form` 0 and 1 must give the same bits */
@@ -105,6 +106,14 @@ size_t kc_outputs(const struct kc_case *c, unsigned o); /* elements of output o 
  */
 size_t kc_judge_state(struct kc_case *c, unsigned s);
 
+/* ---- kc_rounding.c: activations that are rounded ---- */
+extern const int64_t kc_x_formats; /* formats are 1 .. this */
+bool kc_x_given(int64_t format);   /* does it take a scale? */
+/* Row x[n] rounded to out. off[n], reach[n]: x[i] is known up to off[i]; how far out[i] may lie off by that
+ * (NULL, NULL: x is exact). */
+void kc_round(int64_t format, double given, const double *x, size_t n, const double *off, double *out,
+              double *reach);
+
 /* ---- kc_positions.c: sequences in pages ---- */
 struct kc_paged {
     int64_t lengths[4], chunks[4]; /* positions a sequence has; how many of the last are in this step */
@@ -163,8 +172,8 @@ struct kc_checker {
 const struct kc_op *kc_op_of(uint32_t op);
 int kc_checker_open(struct kc_checker *k, uint64_t seed);
 void kc_checker_close(struct kc_checker *k);
-/* The case (op, dtype, index) of the checker's seed, in its arena, which is reset. */
-void kc_case_make(struct kc_checker *k, uint32_t op, uint32_t dtype, unsigned index, struct kc_case *c);
+/* The case (operator and type of v, index) of the checker's seed, in its arena, which is reset. */
+void kc_case_make(struct kc_checker *k, const struct kern_variant *v, unsigned index, struct kc_case *c);
 void kc_check(struct kc_checker *k, const struct kern_variant *v, unsigned index, struct kc_verdict *out);
 /* Do two variants give the same bits on this case? */
 void kc_compare(struct kc_checker *k, const struct kern_variant *v, const struct kern_variant *w,
@@ -181,6 +190,7 @@ size_t kc_planted_experts(const struct kc_planted **out); /* kc_planted_experts.
 size_t kc_planted_rows(const struct kc_planted **out);
 size_t kc_planted_sparse(const struct kc_planted **out);
 size_t kc_planted_fused(const struct kc_planted **out); /* kc_fused.c */
+size_t kc_planted_rounding(const struct kc_planted **out);
 
 /* ---- kc_planted_attention.c: X(operator, name of kc_bug_*, what is wrong) ---- */
 #define KC_ATTENTION_BUGS(X)                                                                                 \
@@ -212,6 +222,7 @@ KC_ATTENTION_BUGS(KC_BUG)
 /* Items and scratch of an operator's reference. */
 size_t kc_ref_items(uint32_t op, const struct kern_args *a);
 size_t kc_ref_scratch(uint32_t op, const struct kern_args *a);
+size_t kc_ref_shared(uint32_t op, const struct kern_args *a);
 /* ---- kc_planted_recurrent.c ---- */
 size_t kc_planted_recurrent(const struct kc_planted **out);
 

@@ -26,7 +26,8 @@ static double best_of(const struct kern_variant *v, struct kern_args a)
     do {
         uint64_t t = clock_ns();
         for (a.phase = 0; a.phase < kern_phases(v); a.phase++)
-            v->run(&a, 0, v->items(&a), 0);
+            if (v->items(&a))
+                v->run(&a, 0, v->items(&a), 0);
         t = clock_ns() - t;
         best = t < best ? t : best;
     } while (clock_ns() - start < BENCH_NS);
@@ -39,7 +40,12 @@ void kc_bench(const struct kern_variant *v, FILE *out)
 {
     struct arena arena;
     arena_init(&arena, NULL, MEM_MISC);
-    struct kc_case c = {.arena = &arena, .op = v->op, .dtype = v->dtype, .large = true, .values = KC_NORMAL};
+    struct kc_case c = {.arena = &arena,
+                        .op = v->op,
+                        .dtype = v->dtype,
+                        .large = true,
+                        .values = KC_NORMAL,
+                        .x_format = v->x_format};
     rng_init(&c.rng, 1);
     c.a.segments = 1;
     c.a.factor = 1;

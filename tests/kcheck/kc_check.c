@@ -59,10 +59,11 @@ void kc_checker_close(struct kc_checker *k)
     arena_release(&k->arena);
 }
 
-void kc_case_make(struct kc_checker *k, uint32_t op, uint32_t dtype, unsigned index, struct kc_case *c)
+void kc_case_make(struct kc_checker *k, const struct kern_variant *v, unsigned index, struct kc_case *c)
 {
+    const uint32_t op = v->op, dtype = v->dtype;
     arena_reset(&k->arena);
-    *c = (struct kc_case){.arena = &k->arena, .op = op, .dtype = dtype};
+    *c = (struct kc_case){.arena = &k->arena, .op = op, .dtype = dtype, .x_format = v->x_format};
     rng_init(&c->rng, rng_u64(k->seed, (uint64_t)op << 48 | (uint64_t)dtype << 32 | index));
     c->values = (enum kc_values)kc_between(c, 0, KC_N_VALUES - 1);
     c->a.segments = 1;
@@ -394,7 +395,7 @@ void kc_check(struct kc_checker *k, const struct kern_variant *v, unsigned index
     struct image at_start, at_end;
     size_t at;
     *out = (struct kc_verdict){.ok = true};
-    kc_case_make(k, v->op, v->dtype, index, &c);
+    kc_case_make(k, v, index, &c);
     if (run_whole(k, v, &c, false, &at_start, out) && run_whole(k, v, &c, true, &at_end, out)) {
         if (!same_image(&c, &at_start, &at_end, &at))
             fail(out, "other bits at another address, first in element %zu", at);
@@ -420,7 +421,7 @@ void kc_compare(struct kc_checker *k, const struct kern_variant *v, const struct
     struct image a, b;
     size_t at;
     *out = (struct kc_verdict){.ok = true};
-    kc_case_make(k, v->op, v->dtype, index, &c);
+    kc_case_make(k, v, index, &c);
     if (run_whole(k, v, &c, true, &a, out) && run_whole(k, w, &c, true, &b, out) &&
         !same_image(&c, &a, &b, &at))
         fail(out, "other bits, first in element %zu; %s, %s values", at, c.shape, kc_values_name(c.values));

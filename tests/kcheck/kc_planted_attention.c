@@ -14,6 +14,12 @@ size_t kc_ref_items(uint32_t op, const struct kern_args *a)
     return kern_pick(op, D0_F32, KERN_REF)->items(a);
 }
 
+size_t kc_ref_shared(uint32_t op, const struct kern_args *a)
+{
+    const struct kern_variant *v = kern_pick(op, D0_F32, KERN_REF);
+    return v->shared ? v->shared(a) : 0;
+}
+
 size_t kc_ref_scratch(uint32_t op, const struct kern_args *a)
 {
     const struct kern_variant *v = kern_pick(op, D0_F32, KERN_REF);

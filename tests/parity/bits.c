@@ -80,6 +80,7 @@ struct text {
 struct family {
     struct tap *tap;
     const char *name;
+    enum spec_activations activations;
     uint32_t kv_dtype;
     char label[64]; /* name, and pages where they are not float32 */
     struct d0 d0;
@@ -153,6 +154,10 @@ static int open_family(struct family *f, const char *dir, struct err *e)
         rc = tiny_write(&f->t, dir, &f->d0, e);
     if (rc == 0)
         rc = tiny_model_open_pages(&f->m, dir, f->kv_dtype, &f->d0, e);
+    if (rc == 0)
+        rc = spec_set_activations(f->m.s, f->m.c, f->activations, e);
+    if (rc == 0 && f->activations && spec_activation_bits(f->m.s->graph) == 0)
+        rc = err_set(e, ERR_MISMATCH, "nothing is rounded");
     if (rc)
         return rc;
     const struct graph *g = f->m.s->graph;
@@ -710,14 +715,27 @@ static void compare_vectors(struct family *f)
     result(f->tap, equal == rows, name, detail);
 }
 
-static void test_family(struct tap *tap, const char *name, uint32_t kv_dtype)
+/* Activations that are rounded before products: the same in any mix, too. */
+static const struct {
+    const char *family;
+    enum spec_activations activations;
+} rounded[] = {
+    {"qwen2", ACTIVATIONS_BF16},
+    {"gpt_oss", ACTIVATIONS_BF16},
+    {"deepseek_v3_fp8", ACTIVATIONS_RELEASED},
+    {"qwen3_moe_fp8", ACTIVATIONS_RELEASED},
+};
+
+static void test_family(struct tap *tap, const char *name, uint32_t kv_dtype, enum spec_activations a)
 {
-    struct family f = {.tap = tap, .name = name, .kv_dtype = kv_dtype, .d0 = {.log = {.fd = -1}}};
+    struct family f = {
+        .tap = tap, .name = name, .kv_dtype = kv_dtype, .activations = a, .d0 = {.log = {.fd = -1}}};
     char dir[] = "/tmp/day0-bits-XXXXXX";
     struct err e;
     err_clear(&e);
-    snprintf(f.label, sizeof f.label, "%s%s%s", name, kv_dtype == D0_F32 ? "" : " pages of ",
-             kv_dtype == D0_F32 ? "" : dtype_name(kv_dtype));
+    snprintf(f.label, sizeof f.label, "%s%s%s%s%s", name, kv_dtype == D0_F32 ? "" : " pages of ",
+             kv_dtype == D0_F32 ? "" : dtype_name(kv_dtype), a ? " activations " : "",
+             a ? spec_activations_name(a) : "");
     if (!mkdtemp(dir)) {
         result(tap, false, f.label, "no temporary directory");
         return;
@@ -726,7 +744,7 @@ static void test_family(struct tap *tap, const char *name, uint32_t kv_dtype)
     if (rc)
         result(tap, false, f.label, e.message);
     for (uint32_t isa = 0; rc == 0 && isa < KERN_N_ISA; isa++)
-        if (kern_isa_available(isa))
+        if (kern_isa_available(isa) && (a || isa != KERN_AVX512BF16)) /* else that is avx512 */
             test_isa(&f, isa);
     if (rc == 0 && kern_isa_available(KERN_AVX2) && kern_isa_available(KERN_AVX512))
         compare_vectors(&f);
@@ -754,10 +772,13 @@ int main(int argc, char **argv)
     }
     for (size_t i = 0; i < n; i++)
         if (!only || strcmp(only, names[i]) == 0)
-            test_family(&tap, names[i], D0_F32);
+            test_family(&tap, names[i], D0_F32, ACTIVATIONS_EXACT);
     for (size_t i = 0; i < ARRAY_LEN(narrow); i++)
         if (!only || strcmp(only, narrow[i].family) == 0)
-            test_family(&tap, narrow[i].family, narrow[i].kv_dtype);
+            test_family(&tap, narrow[i].family, narrow[i].kv_dtype, ACTIVATIONS_EXACT);
+    for (size_t i = 0; i < ARRAY_LEN(rounded); i++)
+        if (!only || strcmp(only, rounded[i].family) == 0)
+            test_family(&tap, rounded[i].family, D0_F32, rounded[i].activations);
     arena_release(&arena);
     const uint32_t all = FUSION_BIT(FUSION_QKV) | FUSION_BIT(FUSION_GATE_UP) |
                          FUSION_BIT(FUSION_NORM_RESIDUAL) | FUSION_BIT(FUSION_NORM_ROPE_STORE) |

@@ -10,8 +10,10 @@
 #include <stdint.h>
 #include <string.h>
 
+#ifndef ISA
 #define ISA     KERN_AVX512
 #define NAME(x) x##_avx512
+#endif
 /* LINEAR: the outputs of one tile are TOKENS x ROWS chains in registers. */
 #define TILE_TOKENS         6 /* of the wide tile */
 #define TILE_ROWS           4

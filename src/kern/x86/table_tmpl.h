@@ -11,19 +11,19 @@
     }
 #define LINEAR(type, text)                                                                                   \
     {                                                                                                        \
-        D0_OP_LINEAR, type, ISA, STR(NAME(linear_##text)), NAME(linear), kern_items_columns, GRAIN_ROWS,     \
-            NAME(linear_scratch)                                                                             \
+        D0_OP_LINEAR, type, ISA, STR(NAME(linear_##text)), NAME(linear), kern_items_products, GRAIN_ROWS,    \
+            NAME(linear_scratch), kern_shared_rows, 2                                                        \
     }
 #define EXPERTS(type, text)                                                                                  \
     {                                                                                                        \
         D0_OP_EXPERTS, type, ISA, STR(NAME(experts_##text)), NAME(experts), NAME(experts_items), GRAIN_ROWS, \
-            NAME(experts_scratch), NAME(experts_shared), 3                                                   \
+            NAME(experts_scratch), NAME(experts_shared), 4                                                   \
     }
 
 #define GROUP_LINEAR(type, text)                                                                             \
     {                                                                                                        \
         D0_OP_GROUP_LINEAR, type, ISA, STR(NAME(group_linear_##text)), NAME(group_linear),                   \
-            kern_items_columns, GRAIN_ROWS, NAME(group_linear_scratch)                                       \
+            kern_items_products, GRAIN_ROWS, NAME(group_linear_scratch), kern_shared_rows, 2                 \
     }
 
 #define FUSED(name)      NAME(fused_##name)
