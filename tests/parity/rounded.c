@@ -23,6 +23,7 @@
 #include "base/file.h"
 #include "base/hash.h"
 #include "load/load.h"
+#include "plan/plan.h"
 #include "recorded.h"
 #include "tiny.h"
 
@@ -310,6 +311,81 @@ static void other_case(struct family *f, struct dev *d)
     result(f->tap, rc == 0 && w.logits >= BEYOND * LIMIT, "int8_token wrong: 127.5", detail);
 }
 
+/* ---- memory ---- */
+
+/* Bytes that the kernels of the device hold for steps of the whole prompt, and those that the plan predicts.
+ */
+static int kernel_bytes(const struct family *f, uint64_t *held, uint64_t *predicted, struct err *e)
+{
+    const uint32_t n = (uint32_t)f->r->n_ids;
+    const struct runner_size size = {.tokens = n, .seqs = 1, .rows = n, .context = n};
+    struct mem mem = {0};
+    struct dev d;
+    struct runner run = {.x = NULL};
+    struct plan_memory m;
+    const struct dev_options o = {.name = "cpu", .isa = "fast", .n_threads = THREADS, .mem = &mem};
+    int rc = dev_open(&d, &o, e);
+    if (rc)
+        return rc;
+    const struct plan_options p = {.memory_bytes = (uint64_t)1 << 40,
+                                   .max_step_tokens = n,
+                                   .max_seqs = 1,
+                                   .max_rows = n,
+                                   .context_tokens = n,
+                                   .request_tokens = n,
+                                   .device_need = dev_scratch_plan,
+                                   .device = &d};
+    rc = plan_single(f->m.s, &p, &m, e);
+    if (rc == 0)
+        rc = runner_open_model(&run, &d, f->m.s, f->m.c, &size, NULL, e);
+    *held = mem.live[MEM_KERNELS];
+    *predicted = m.device;
+    runner_close(&run);
+    dev_close(&d);
+    return rc;
+}
+
+/* The rounded rows of a product lie in memory that all threads share: the plan counts them. */
+static void memory_case(struct family *f)
+{
+    struct graph *g = f->m.s->graph;
+    uint64_t held = 0, predicted = 0, exact_held = 0, exact_predicted = 0, rows = 0;
+    struct err e;
+    char name[96], detail[1400];
+    for (uint32_t i = 0; i < g->n_nodes; i++) {
+        const struct d0_node *n = &g->nodes[i];
+        if (n->op == D0_OP_LINEAR && node_attr_i(n, D0_ATTR_X_FORMAT, 0)) {
+            uint64_t bytes = f->r->n_ids * (uint64_t)g->values[n->inputs[0]].dims[1] * sizeof(float);
+            rows = bytes > rows ? bytes : rows;
+        }
+    }
+    int rc = kernel_bytes(f, &held, &predicted, &e);
+    if (rc == 0)
+        rc = spec_set_activations(f->m.s, f->m.c, ACTIVATIONS_EXACT, &e);
+    for (uint32_t i = 0; rc == 0 && i < g->n_nodes; i++) {
+        struct d0_node *n = &g->nodes[i];
+        if (node_attr_i(n, D0_ATTR_X_FORMAT, 0) == 0)
+            continue;
+        node_set_attr_i(n, D0_ATTR_X_FORMAT, D0_X_EXACT);
+        if (node_attr_f(n, D0_ATTR_X_SCALE, 0) != 0)
+            node_set_attr_f(n, D0_ATTR_X_SCALE, 0);
+    }
+    if (rc == 0)
+        rc = kernel_bytes(f, &exact_held, &exact_predicted, &e);
+    if (rc == 0)
+        rc = spec_set_activations(f->m.s, f->m.c, ACTIVATIONS_RELEASED, &e);
+    snprintf(name, sizeof name, "%s memory of rounded rows is planned", f->t.family);
+    if (rc)
+        snprintf(detail, sizeof detail, "%s", e.message);
+    else
+        snprintf(detail, sizeof detail,
+                 "kernels hold %llu bytes, planned %llu; exact %llu, %llu; the widest product rounds %llu",
+                 (unsigned long long)held, (unsigned long long)predicted, (unsigned long long)exact_held,
+                 (unsigned long long)exact_predicted, (unsigned long long)rows);
+    result(f->tap, rc == 0 && held >= rows && predicted >= held && predicted >= exact_predicted + rows, name,
+           detail);
+}
+
 /* ---- one family ---- */
 
 /* The recording must be of these very weights. */
@@ -396,6 +472,7 @@ static void test_family(struct tap *tap, const char *name)
     if (rc == 0 && rounded) {
         test_device(&f, "ref", which);
         test_device(&f, "fast", which);
+        memory_case(&f);
     }
     free(which);
     reference_close(f.r);
