@@ -37,10 +37,10 @@ static error_t parse(int key, char *arg, struct argp_state *state)
 void cli_print_asked(const struct spec_asked *asked, size_t n)
 {
     if (n)
-        printf("activations  ");
+        printf("activations   the release asks for");
     for (size_t i = 0; i < n; i++)
         printf(" %s %llu%s", asked[i].name, (unsigned long long)asked[i].weights,
-               i + 1 < n ? "," : ", as the release asks (--activations released)\n");
+               i + 1 < n ? "," : " (--activations released)\n");
 }
 
 static void print_people(const struct preflight_inspection *x)

@@ -68,9 +68,10 @@ static int check_activations(const struct spec *s, struct findings *f, struct er
             list_one(&weights, spec_scheme_name(i), schemes[i]);
     bool failed = strbuf_failed(&weights);
     if (!failed && weights.len)
-        finding_add_severity(f, FINDING_P006, SEVERITY_INFO, s->architecture, NULL,
+        finding_add_severity(f, FINDING_P006, SEVERITY_INFO, s->architecture,
+                             "the default, --activations exact, rounds nothing",
                              "the release asks for activations in a way that nothing here computes, of "
-                             "weights stored as %s; they stay exact",
+                             "weights stored as %s",
                              strbuf_cstr(&weights));
     strbuf_release(&weights);
     return failed ? err_set(e, ERR_NOMEM, "no memory to list what is not computed here") : ERR_OK;
