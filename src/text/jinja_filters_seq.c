@@ -21,6 +21,23 @@ static struct jval sort_key(struct jrun *x, struct jval v, struct jval attribute
     return case_sensitive ? v : ignore_case(x, v);
 }
 
+/* sort(attribute="a,b"): by a, then by b. Always a list, as in the reference: equal keys are never ordered, so
+ * values that have no order may be equal. */
+static struct jval sort_keys(struct jrun *x, struct jval v, struct jval attribute, bool case_sensitive)
+{
+    const struct jstr *s = attribute.type == J_STRING ? attribute.as.s : NULL;
+    struct jlist *keys = jlist_new(x, JL_LIST);
+    for (size_t from = 0; s && from <= s->n;) {
+        const char *comma = memchr(s->s + from, ',', s->n - from);
+        size_t to = comma ? (size_t)(comma - s->s) : s->n;
+        jlist_push(x, keys, sort_key(x, v, jinja_sub(x, s, from, to - from), case_sensitive));
+        from = to + 1;
+    }
+    if (s == NULL)
+        jlist_push(x, keys, sort_key(x, v, attribute, case_sensitive));
+    return jlist_val(keys);
+}
+
 struct sort_item {
     struct jval key, value;
 };
@@ -44,16 +61,15 @@ static void merge_sort(struct jrun *x, struct sort_item *v, struct sort_item *sp
     memcpy(v, spare, n * sizeof *v);
 }
 
-static struct jlist *sorted(struct jrun *x, const struct jlist *l, struct jval attribute, bool case_sensitive,
-                            bool reverse)
+typedef struct jval (*key_fn)(struct jrun *x, struct jval v, struct jval attribute, bool case_sensitive);
+
+static struct jlist *sorted(struct jrun *x, const struct jlist *l, key_fn key, struct jval attribute,
+                            bool case_sensitive, bool reverse)
 {
     struct jlist *out = jlist_new(x, JL_LIST);
     struct sort_item *items = jinja_alloc(x, 2 * (size_t)l->n, sizeof *items);
-    const char *parts = attribute.type == J_STRING ? memchr(attribute.as.s->s, ',', attribute.as.s->n) : NULL;
-    if (parts)
-        jinja_fail(x, ERR_UNSUPPORTED, "sort by several attributes is not implemented");
     for (uint32_t i = 0; i < l->n; i++)
-        items[i] = (struct sort_item){sort_key(x, l->items[i], attribute, case_sensitive), l->items[i]};
+        items[i] = (struct sort_item){key(x, l->items[i], attribute, case_sensitive), l->items[i]};
     merge_sort(x, items, items + l->n, l->n, reverse);
     for (uint32_t i = 0; i < l->n; i++)
         jlist_push(x, out, items[i].value);
@@ -62,7 +78,7 @@ static struct jlist *sorted(struct jrun *x, const struct jlist *l, struct jval a
 
 struct jval filter_sort(struct jrun *x, struct jcall *c)
 {
-    return jlist_val(sorted(x, jinja_iterate(x, c->self), c->has[2] ? c->arg[2] : jinja_none(), jcall_bool(c, 1, false),
+    return jlist_val(sorted(x, jinja_iterate(x, c->self), sort_keys, c->has[2] ? c->arg[2] : jinja_none(), jcall_bool(c, 1, false),
                             jcall_bool(c, 0, false)));
 }
 
@@ -76,7 +92,7 @@ struct jval filter_dictsort(struct jrun *x, struct jcall *c)
         jinja_fail(x, ERR_INVALID, "dictsort: '%s' object has no items", jinja_type_name(c->self));
     for (uint32_t i = 0; i < c->self.as.dict->n; i++)
         jlist_push(x, pairs, jinja_pair(x, c->self.as.dict->entries[i].key, c->self.as.dict->entries[i].value));
-    return jlist_val(sorted(x, pairs, jinja_int(jstr_is(by, "value")), jcall_bool(c, 0, false), jcall_bool(c, 2, false)));
+    return jlist_val(sorted(x, pairs, sort_key, jinja_int(jstr_is(by, "value")), jcall_bool(c, 0, false), jcall_bool(c, 2, false)));
 }
 
 static struct jval extreme(struct jrun *x, struct jcall *c, bool largest)
@@ -123,7 +139,7 @@ struct jval filter_unique(struct jrun *x, struct jcall *c)
 
 struct jval filter_groupby(struct jrun *x, struct jcall *c)
 {
-    const struct jlist *l = sorted(x, jinja_iterate(x, c->self), c->arg[0], jcall_bool(c, 2, false), false);
+    const struct jlist *l = sorted(x, jinja_iterate(x, c->self), sort_key, c->arg[0], jcall_bool(c, 2, false), false);
     struct jlist *out = jlist_new(x, JL_LIST), *group = NULL;
     struct jval last = jinja_none();
     if (c->has[1])
@@ -307,8 +323,10 @@ struct jval filter_map(struct jrun *x, struct jcall *c)
         if (fn == NULL)
             jinja_fail(x, ERR_UNSUPPORTED, "no filter named '%.*s'", (int)(name->n < 60 ? name->n : 60), name->s);
     }
-    const struct jlist *l = jinja_iterate(x, c->self);
     struct jlist *out = jlist_new(x, JL_GENERATOR);
+    if (!jinja_truth(c->self)) /* None too */
+        return jlist_val(out);
+    const struct jlist *l = jinja_iterate(x, c->self);
     for (uint32_t i = 0; i < l->n; i++) {
         struct jval v = fn ? apply(x, fn, c, 1, l->items[i]) : jinja_dotted(x, l->items[i], attribute);
         if (!fn && has_default && fallback.type != J_NONE && v.type == J_UNDEFINED)
@@ -320,10 +338,12 @@ struct jval filter_map(struct jrun *x, struct jcall *c)
 
 static struct jval choose(struct jrun *x, struct jcall *c, bool by_attribute, bool wanted)
 {
-    const struct jlist *l = jinja_iterate(x, c->self);
     struct jlist *out = jlist_new(x, JL_GENERATOR);
     const struct jbuiltin *fn = NULL;
     uint32_t at = by_attribute;
+    if (!jinja_truth(c->self)) /* None too */
+        return jlist_val(out);
+    const struct jlist *l = jinja_iterate(x, c->self);
     if (by_attribute && c->n == 0)
         jinja_fail(x, ERR_INVALID, "missing parameter for attribute name");
     if (c->n > at) {

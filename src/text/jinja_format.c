@@ -284,7 +284,9 @@ static struct format_spec read_spec(struct jrun *x, const struct jstr *f, size_t
 
 static void put_field(struct jrun *x, struct jbuf *out, struct jval v, const struct format_spec *spec)
 {
-    bool text = v.type == J_STRING || spec->type == 's' || v.type == J_BOOL;
+    bool text = v.type == J_STRING ? spec->type == 0 || spec->type == 's' : spec->type == 0;
+    if (v.type == J_BOOL && (spec->width || spec->align || spec->zero || spec->type))
+        v = jinja_int(v.as.b);
     if (v.type == J_INT && (spec->type == 0 || strchr("dxXo", spec->type)))
         put_integer(x, out, v.as.i, spec);
     else if (jinja_is_number(v) && spec->type && strchr("eEfFgG%", spec->type))
@@ -293,7 +295,7 @@ static void put_field(struct jrun *x, struct jbuf *out, struct jval v, const str
         put(out, jinja_to_str(x, v), spec, true);
     else if (v.type == J_FLOAT && spec->type == 0)
         put_float(x, out, v.as.f, spec);
-    else if (text || spec->type == 0)
+    else if (text)
         put_text(x, out, jinja_to_str(x, v), spec);
     else
         jinja_fail(x, ERR_INVALID, "the format %c does not suit '%s'", spec->type, jinja_type_name(v));

@@ -144,6 +144,8 @@ static bool skip_raw(struct lexer *l)
     if (begin == 0)
         return false;
     advance(l, begin);
+    if (begin == l->n) /* the reference misses that it has no end */
+        return true;
     for (size_t at = begin; at + 1 < l->n; at++) {
         if (l->s[at] != '{' || l->s[at + 1] != '%')
             continue;

@@ -265,9 +265,8 @@ static struct jval str_rsplit(struct jrun *x, struct jcall *c)
         return jlist_val(all);
     struct jlist *out = jlist_new(x, JL_LIST);
     uint32_t cut = (uint32_t)((jint)all->n - most) - 1;
-    const struct jstr *first = all->items[0].as.s, *last = all->items[cut].as.s;
-    size_t from = separator ? 0 : (size_t)(first->s - s->s), to = (size_t)(last->s - s->s) + last->n;
-    jlist_push(x, out, jinja_sub(x, s, from, to - from));
+    const struct jstr *last = all->items[cut].as.s;
+    jlist_push(x, out, jinja_sub(x, s, 0, (size_t)(last->s - s->s) + last->n));
     for (uint32_t i = cut + 1; i < all->n; i++)
         jlist_push(x, out, all->items[i]);
     return jlist_val(out);

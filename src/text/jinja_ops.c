@@ -201,10 +201,9 @@ struct jval jinja_unary(struct jrun *x, enum jop op, struct jval a)
 
 /* ---- subscripts ---- */
 
-/* Python's slice.indices: first, step and number of elements. */
-static void slice_indices(struct jrun *x, const struct jval bound[3], jint n, jint *first, jint *step, jint *count)
+/* Python's slice.indices: the edges, the step and the number of elements. */
+static void slice_indices(struct jrun *x, const struct jval bound[3], jint n, jint edge[2], jint *step, jint *count)
 {
-    jint edge[2];
     *step = bound[2].type == J_NONE ? 1 : jinja_as_int(x, bound[2], "the step of a slice");
     if (*step == 0)
         jinja_fail(x, ERR_INVALID, "slice step cannot be zero");
@@ -218,7 +217,6 @@ static void slice_indices(struct jrun *x, const struct jval bound[3], jint n, ji
         v = v < 0 ? (v < -n ? low : v + n) : v;
         edge[i] = v < low ? low : v > high ? high : v;
     }
-    *first = edge[0];
     jint span = *step < 0 ? edge[0] - edge[1] : edge[1] - edge[0];
     jint size = *step < 0 ? (*step < -n ? n + 1 : -*step) : *step;
     *count = span <= 0 ? 0 : (span - 1) / size + 1;
@@ -227,8 +225,9 @@ static void slice_indices(struct jrun *x, const struct jval bound[3], jint n, ji
 static struct jval slice_string(struct jrun *x, const struct jstr *s, const struct jval bound[3])
 {
     struct jbuf b = {.x = x};
-    jint n = jstr_chars(s), first, step, count;
-    slice_indices(x, bound, n, &first, &step, &count);
+    jint n = jstr_chars(s), edge[2], first, step, count;
+    slice_indices(x, bound, n, edge, &step, &count);
+    first = edge[0];
     if (count == 0)
         return jinja_sub(x, s, 0, 0);
     if (step == 1) {
@@ -250,7 +249,7 @@ static struct jval slice_string(struct jrun *x, const struct jstr *s, const stru
 
 struct jval jinja_slice(struct jrun *x, struct jval a, const struct jval bound[3])
 {
-    jint first, step, count;
+    jint edge[2], step, count;
     if (a.type == J_STRING)
         return slice_string(x, a.as.s, bound);
     bool sliced = a.type == J_LIST && (a.as.list->kind <= JL_RANGE || x->o->json_spelling);
@@ -258,11 +257,18 @@ struct jval jinja_slice(struct jrun *x, struct jval a, const struct jval bound[3
         jinja_fail_undefined(x, a);
     if (!sliced)
         jinja_fail(x, ERR_INVALID, "'%s' object cannot be sliced", jinja_type_name(a));
-    struct jlist *out = jlist_new(x, a.as.list->kind == JL_TUPLE ? JL_TUPLE : JL_LIST);
-    slice_indices(x, bound, a.as.list->n, &first, &step, &count);
+    const struct jlist *l = a.as.list;
+    struct jlist *out = jlist_new(x, l->kind <= JL_RANGE ? l->kind : JL_LIST);
+    slice_indices(x, bound, l->n, edge, &step, &count);
     jinja_spend(x, (uint64_t)count);
     for (jint i = 0; i < count; i++)
-        jlist_push(x, out, a.as.list->items[first + i * step]);
+        jlist_push(x, out, l->items[edge[0] + i * step]);
+    if (l->kind == JL_RANGE) { /* edges are at most the length: nothing overflows that range() let through */
+        for (int i = 0; i < 2; i++)
+            out->range[i] = l->range[0] + edge[i] * l->range[2];
+        if (__builtin_mul_overflow(l->range[2], step, &out->range[2]))
+            jinja_fail(x, ERR_LIMIT, "an integer of more than 127 bits");
+    }
     return jlist_val(out);
 }
 

@@ -191,8 +191,6 @@ void jinja_print(struct jbuf *b, struct jval v)
 {
     if (v.type == J_STRING)
         jbuf_add_str(b, v.as.s, 0, v.as.s->n);
-    else if (v.type == J_UNDEFINED && v.unsafe)
-        jinja_fail_undefined(b->x, v);
     else if (v.type != J_UNDEFINED)
         jinja_repr(b, v);
 }

@@ -367,8 +367,6 @@ int jinja_order(struct jrun *x, struct jval a, struct jval b)
         jinja_leave(x);
         return p->n < q->n ? -1 : p->n > q->n;
     }
-    if (x->o->json_spelling && a.type == b.type && a.type <= J_NONE)
-        return 0;
     if (a.type == J_UNDEFINED || b.type == J_UNDEFINED)
         jinja_fail_undefined(x, a.type == J_UNDEFINED ? a : b);
     jinja_fail(x, ERR_INVALID, "'<' not supported between instances of '%s' and '%s'", jinja_type_name(a),
@@ -409,8 +407,6 @@ const struct jlist *jinja_iterate(struct jrun *x, struct jval v)
     struct jlist *l;
     switch (v.type) {
     case J_UNDEFINED:
-        if (v.unsafe)
-            jinja_fail_undefined(x, v);
         return jlist_new(x, JL_LIST);
     case J_STRING:
         return characters(x, v.as.s);
@@ -441,7 +437,7 @@ jint jinja_length(struct jrun *x, struct jval v)
         return v.as.list->n;
     if (v.type == J_DICT)
         return v.as.dict->n;
-    if (v.type == J_UNDEFINED && !v.unsafe)
+    if (v.type == J_UNDEFINED)
         return 0;
     if (v.type == J_LOOP)
         return v.as.loop->items->n;
