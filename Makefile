@@ -39,9 +39,10 @@ fuzz: ## every fuzz target for FUZZ_SECONDS (60) with libFuzzer under ASan and U
 	@tools/setup.sh fuzz
 	@tools/fuzz.sh $${FUZZ_SECONDS:-60}
 
-bench: all ## kernels and service against this machine's limits; figures go to bench/NOTES.md by hand
-	@ninja -C $(BUILD) --quiet bench/bench_kernels
+bench: all ## kernels (and BENCH_MODELS=...: whole models) against this machine's limits; figures go to bench/NOTES.md by hand
+	@ninja -C $(BUILD) --quiet bench/bench_kernels bench/bench_model
 	@$(BUILD)/bench/bench_kernels
+	@for m in $(BENCH_MODELS); do $(BUILD)/bench/bench_model $$m || exit 1; done
 
 demo: ## train the demo model anew (PyTorch from PyPI, in a virtual environment outside the tree)
 	@tools/venv.sh torch
@@ -52,6 +53,8 @@ references: all ## record the references of the demo and of the tiny models (tes
 	@$$(tools/venv.sh --print)/bin/python tools/record_reference.py demo/model -o demo/reference.safetensors
 	@$$(tools/venv.sh --print)/bin/python tools/reference.py --build $(BUILD)
 	@$$(tools/venv.sh --print)/bin/python tools/reference_k3.py --build $(BUILD)
+	@$$(tools/venv.sh --print)/bin/python tools/reference.py --build $(BUILD) --halves
+	@$$(tools/venv.sh --print)/bin/python tools/reference_rope.py
 
 clean: ## remove build directories
 	@rm -rf build build-asan build-tsan build-fuzz

@@ -121,7 +121,7 @@ static uint32_t span_of(struct against *a, uint32_t value, uint32_t mark)
     return n;
 }
 
-/* "linear", "rope, kv_store, attention", "9 operators from embed to glu" */
+/* "linear", "rope, kv_store, attention", "9 operators from embed to glu", "... of layers 0 to 2" */
 static const char *name_operators(const struct against *a, uint32_t n)
 {
     struct strbuf b = STRBUF_INIT;
@@ -130,6 +130,14 @@ static const char *name_operators(const struct against *a, uint32_t n)
                       op_find(a->g->nodes[a->nodes[n - 1]].op)->name);
     for (uint32_t i = 0; n <= 6 && i < n; i++)
         strbuf_printf(&b, "%s%s", i ? ", " : "", op_find(a->g->nodes[a->nodes[i]].op)->name);
+    int32_t first = INT32_MAX, last = -1;
+    for (uint32_t i = 0; i < n; i++) {
+        const int32_t layer = a->g->nodes[a->nodes[i]].layer;
+        first = layer >= 0 && layer < first ? layer : first;
+        last = layer > last ? layer : last;
+    }
+    if (last > first) /* the layer of the probe is not all that may be wrong */
+        strbuf_printf(&b, " of layers %d to %d", first, last);
     char *text = strbuf_failed(&b) ? NULL : arena_strdup(a->arena, strbuf_cstr(&b));
     strbuf_release(&b);
     return text;
@@ -568,7 +576,9 @@ int oracle_compare_model(const struct oracle_model *m, const char *reference, st
     if (rc)
         return rc;
     struct against a = {.m = m, .t = t, .g = m->spec->graph, .arena = arena, .out = out, .f = f};
-    a.limits = compare_limits_of(compare_coarse(t) || m->spec->kv_dtype != D0_F32);
+    a.limits =
+        compare_limits_of(compare_coarse(t) || m->spec->kv_dtype != D0_F32,
+                          compare_coarser(compare_activation_bits(t), spec_activation_bits(m->spec->graph)));
     out->reference_producer = arena_strdup(arena, t->producer);
     out->other_producer = arena_printf(arena, "day0 %s, %s", D0_VERSION, m->dev->api->name);
     out->self_consistent = compare_of_day0(t);

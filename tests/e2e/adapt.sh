@@ -25,6 +25,10 @@ for dir in stories260K-hf stories260K-hf-5shards; do
 done
 run 0 "demo: adapt passes with its reference" "$day0" adapt "$root/demo/model" --reference "$root/demo/reference.safetensors" --out "$scratch/demo" --json
 says "demo: verdict pass" '"verdict": "pass"' "$scratch/out"
+says "demo: errors by position are in the report" '"decode_identical": ?true' "$scratch/demo/report.json"
+says "demo: and on its page" 'Errors by position' "$scratch/demo/index.html"
+run 1 "demo: with room for less than its weights" "$day0" adapt "$root/demo/model" --memory 800000 --out "$scratch/tight" --requests 2
+says "demo: positions are not run, and the report says why" 'not run: .* of weights would be read three times' "$scratch/tight/report.json"
 run 0 "demo: run answers" "$day0" run "$root/demo/model" -p "Ada looks at the shapes on the table." -n 24 --json
 says "demo: with text" '"text": ".*[a-z]' "$scratch/out"
 run 0 "demo: inspect" "$day0" inspect "$root/demo/model" --json

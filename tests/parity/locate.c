@@ -8,7 +8,7 @@
  * holds that operator, and no probe is wrong that does not follow from one. Intact models raise no alarm.
  * Refuses: a rate below 95 %, a fault that fits fewer than three families without saying so, any alarm.
  *
- *   locate [--only FAMILY] [--table]
+ *   locate [--only FAMILY] [--part 0|1] [--table]     a part has every other family
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -22,10 +22,20 @@
 
 #define TREE TEST_SOURCE_ROOT "/tests/parity"
 
-enum { THREADS = 1, MOST_FAULTS = 64, LEAST_PERCENT = 95, LEAST_FAULTS = 16, LEAST_FAMILIES = 3 };
+enum {
+    THREADS = 1,
+    MOST_FAULTS = 64,
+    LEAST_PERCENT = 95,
+    LEAST_FAULTS = 16,
+    DENSE = 3,
+    LISTED = 6,
+    PARTS = 2,
+    LEAST_FAMILIES = 3
+};
 
 struct rate {
     unsigned named, of;
+    unsigned exact; /* of those named: by a span that lists its operators, not only their number and ends */
 };
 
 struct tap {
@@ -101,12 +111,6 @@ static int record(struct family *f, struct tiny_model *m, struct dev *d, const c
 }
 
 /* ---- what follows from a fault ---- */
-
-struct expected {
-    uint8_t *values; /* of the graph: probes of the reference that show it */
-    uint32_t first;  /* the first of them that shows the first planted operator */
-    int32_t layer;   /* of that operator, where the reference has every probe */
-};
 
 static const char *name_of(const struct graph *g, uint32_t maker, uint32_t v, char *buf, size_t bytes)
 {
@@ -259,10 +263,10 @@ static bool holds(const struct compare_probe *p, const char *op)
     for (const char *at = strstr(p->operators, op); at; at = strstr(at + 1, op))
         if ((at == p->operators || at[-1] == ' ') && (at[n] == 0 || at[n] == ',' || at[n] == ' '))
             return true;
-    return p->n_operators > 6; /* told by their ends only */
+    return p->n_operators > LISTED; /* told by their ends only */
 }
 
-/* dense: the reference has every probe, so it is the operator's own layer that must be told. */
+/* dense: the reference has every probe, so a span is one operator, and those that store what it reads. */
 static bool is_named(const struct graph *g, const char *reference, const struct planted *x, const char *op,
                      const struct compare_result *r, bool dense)
 {
@@ -279,7 +283,7 @@ static bool is_named(const struct graph *g, const char *reference, const struct 
     if (ok) {
         uint32_t v = value_named(g, r->first_wrong->name);
         ok = v != D0_NO_VALUE && first[v] && all_follow(g, r, all) && holds(r->first_wrong, op) &&
-             (!dense || (r->first_wrong->layer == x->layer && r->first_wrong->n_operators <= 4));
+             r->first_wrong->layer == x->layer && (!dense || r->first_wrong->n_operators <= DENSE);
     }
     trace_close(t);
     free(first);
@@ -287,12 +291,13 @@ static bool is_named(const struct graph *g, const char *reference, const struct 
     return ok;
 }
 
-static void count(struct family *f, size_t fault, unsigned golden, bool named)
+static void count(struct family *f, size_t fault, unsigned golden, bool named, const struct compare_probe *p)
 {
     struct rate *rates[] = {&f->rate[golden], &f->tap->fault[fault][golden], &f->tap->all};
     for (size_t i = 0; i < ARRAY_LEN(rates); i++) {
         rates[i]->of++;
         rates[i]->named += named;
+        rates[i]->exact += named && p->n_operators <= LISTED;
     }
 }
 
@@ -349,7 +354,7 @@ static int run_case(struct family *f, size_t fault, bool one, bool golden, bool 
             bool named =
                 is_named(p.g, reference, where,
                          op_find(p.g->nodes[node_of_value(p.g, where->values[0])].op)->name, &c.r, !golden);
-            count(f, fault, golden, named);
+            count(f, fault, golden, named, c.r.first_wrong);
             if (!named)
                 tell(f, x, where, one, reference, &c.r, p.g);
         }
@@ -491,8 +496,8 @@ static void test_family(struct tap *tap, const char *name)
                  f.rate[0].named, f.rate[0].of, f.rate[1].named, f.rate[1].of);
     result(tap, rc == 0, label, detail);
     if (rc == 0 && tap->table)
-        printf("| %s | %u of %u | %u of %u |\n", name, f.rate[0].named, f.rate[0].of, f.rate[1].named,
-               f.rate[1].of);
+        printf("| %s | %u of %u | %u of %u | %u |\n", name, f.rate[0].named, f.rate[0].of, f.rate[1].named,
+               f.rate[1].of, f.rate[1].exact);
     close_family(&f);
 }
 
@@ -503,10 +508,13 @@ static void summarise(struct tap *tap)
     for (size_t i = 0; i < n_plant_faults; i++) {
         const struct rate *own = &tap->fault[i][0], *golden = &tap->fault[i][1];
         wide += tap->families[i] >= LEAST_FAMILIES;
-        printf(tap->table ? "| %s | %s | %u | %u of %u | %u of %u |\n"
-                          : "# %s (%s): %u families, %u of %u by their own traces, %u of %u by recordings\n",
-               plant_faults[i].name, op_find(plant_faults[i].op)->name, tap->families[i], own->named, own->of,
-               golden->named, golden->of);
+        printf(
+            tap->table
+                ? "| %s | %s | %u | %u of %u | %u of %u | %u |\n"
+                : "# %s (%s): %u families, %u of %u by their own traces, %u of %u by recordings, %u of these "
+                  "by a span of few operators\n",
+            plant_faults[i].name, op_find(plant_faults[i].op)->name, tap->families[i], own->named, own->of,
+            golden->named, golden->of, golden->exact);
     }
     snprintf(detail, sizeof detail, "%u of %u, at least %u %%", tap->all.named, tap->all.of, LEAST_PERCENT);
     result(tap, tap->all.of > 0 && tap->all.named * 100 >= tap->all.of * LEAST_PERCENT,
@@ -523,13 +531,16 @@ int main(int argc, char **argv)
     char **names;
     const char *only = NULL;
     size_t n;
+    int part = -1;
     for (int i = 1; i < argc; i++) {
         if (strcmp(argv[i], "--table") == 0)
             tap.table = true;
         else if (strcmp(argv[i], "--only") == 0 && i + 1 < argc)
             only = argv[++i];
+        else if (strcmp(argv[i], "--part") == 0 && i + 1 < argc)
+            part = atoi(argv[++i]);
         else {
-            fprintf(stderr, "usage: locate [--only FAMILY] [--table]\n");
+            fprintf(stderr, "usage: locate [--only FAMILY] [--part 0|1] [--table]\n");
             return 2;
         }
     }
@@ -540,7 +551,7 @@ int main(int argc, char **argv)
         return 1;
     }
     for (size_t i = 0; i < n; i++)
-        if (!only || strcmp(only, names[i]) == 0)
+        if ((!only || strcmp(only, names[i]) == 0) && (part < 0 || (int)(i % PARTS) == part))
             test_family(&tap, names[i]);
     if (!only)
         summarise(&tap);

@@ -346,6 +346,86 @@ static void test_foreign(void **state)
     done(&c);
 }
 
+/* ---- choices ---- */
+
+static void write_choice(const char *to, const int32_t ids[6], const float weights[6], const float gate[3],
+                         const char *rules)
+{
+    static const int32_t tokens[3] = {1, 2, 3};
+    const struct st_entry t[] = {
+        {.name = "token_ids", .dtype = D0_I32, .n_dims = 1, .dims = {3}, .data = tokens},
+        {.name = "layers.0.route", .dtype = D0_I32, .n_dims = 2, .dims = {3, 2}, .data = ids},
+        {.name = "layers.0.route:1", .dtype = D0_F32, .n_dims = 2, .dims = {3, 2}, .data = weights},
+        {.name = "layers.0.shared_gate", .dtype = D0_F32, .n_dims = 2, .dims = {3, 1}, .data = gate}};
+    const char *key = "choices";
+    struct err e = {0};
+    ok(st_write(in_dir(to), t, ARRAY_LEN(t), &key, &rules, rules != NULL, &e), &e);
+}
+
+static void test_choices(void **state)
+{
+    (void)state;
+    struct compared c;
+    const int32_t ids[6] = {4, 1, 2, 0, 3, -1}, turned[6] = {1, 4, 2, 0, -1, 3},
+                  other[6] = {4, 1, 2, 5, 3, -1};
+    const float weights[6] = {.7f, .3f, .6f, .4f, 1, 0}, moved[6] = {.3f, .7f, .6f, .4f, 0, 1};
+    const float gate[3] = {1, -1, 1e-6f}, near[3] = {1, -1, 1.01e-6f}, far[3] = {1, -1.01f, 1e-6f};
+    write_choice("choice.st", ids, weights, gate, NULL);
+    write_choice("turned.st", turned, moved, gate, NULL);
+    write_choice("other.st", other, weights, gate, NULL);
+    write_choice("cancelled.st", ids, weights, near, NULL);
+    write_choice("far_gate.st", ids, weights, far, NULL);
+    compare(&c, "choice.st", "turned.st"); /* the same experts with the same weights, in other slots */
+    found(&c, NULL, 0);
+    assert_int_equal(c.r.right, 3);
+    done(&c);
+    compare(&c, "choice.st", "other.st");
+    FOUND(&c, "N001 layers.0.route");
+    assert_true(c.r.first_wrong->worst_row == 0.5 && c.r.first_wrong->worst_row_at == 1);
+    assert_int_equal(c.r.first_wrong->different_bits, 1);
+    done(&c);
+    compare(&c, "choice.st", "cancelled.st"); /* 1 % of a value that cancels is nothing in its column */
+    found(&c, NULL, 0);
+    done(&c);
+    compare(&c, "choice.st", "far_gate.st");
+    FOUND(&c, "N001 layers.0.shared_gate");
+    done(&c);
+}
+
+/* What a file says of its choices is data of strangers. */
+static void test_hostile_rules(void **state)
+{
+    (void)state;
+    static const char *const rules[] = {
+        "",
+        "[",
+        "{}",
+        "[1, null, [], {}]",
+        "[{\"name\": \"layers.0.route\"}]",
+        "[{\"name\": \"layers.0.route\", \"logits\": \"layers.0.route\", \"topk\": 2}]",
+        "[{\"name\": \"layers.0.route\", \"logits\": \"layers.0.route:1\", \"topk\": -5}]",
+        "[{\"name\": \"layers.0.route\", \"logits\": \"layers.0.route:1\", \"topk\": 9000000000000000000, "
+        "\"groups\": 9000000000000000000, \"groups_kept\": 3, \"score\": 77}]",
+        "[{\"name\": \"layers.0.route\", \"logits\": \"layers.0.route:1\", \"topk\": 1, \"groups\": 2, "
+        "\"groups_kept\": 1, \"bias\": [0, \"x\"]}]",
+        "[{\"name\": \"layers.0.route\", \"logits\": \"layers.0.route:1\", \"topk\": 1, \"bias\": [1]}]",
+        "[{\"name\": \"layers.0.route\", \"q\": \"layers.0.route:1\", \"keys\": \"layers.0.shared_gate\", "
+        "\"topk\": 1, "
+        "\"heads\": 4611686018427387905, \"dim\": 4}]",
+        "[{\"name\": \"layers.0.route\", \"q\": \"layers.0.route:1\", \"keys\": \"layers.0.shared_gate\", "
+        "\"topk\": 1, "
+        "\"heads\": 2, \"dim\": 1, \"scale\": 1e308, \"weights\": \"layers.0.route:1\"}]"};
+    const int32_t ids[6] = {4, 1, 2, 0, 3, -1};
+    const float weights[6] = {.7f, .3f, .6f, .4f, 1, 0}, gate[3] = {1, -1, 1e-6f};
+    struct compared c;
+    for (size_t i = 0; i < ARRAY_LEN(rules); i++) {
+        write_choice("hostile.st", ids, weights, gate, rules[i]);
+        compare(&c, "hostile.st", "hostile.st");
+        assert_true(c.rc == 0 && c.r.wrong == 0 && c.r.n_probes == 3);
+        done(&c);
+    }
+}
+
 static int teardown(void **state)
 {
     (void)state;
@@ -360,7 +440,8 @@ int main(void)
         cmocka_unit_test(test_alike),          cmocka_unit_test(test_first_wrong_probe),
         cmocka_unit_test(test_wrong_operator), cmocka_unit_test(test_spans),
         cmocka_unit_test(test_16_bits),        cmocka_unit_test(test_other_run),
-        cmocka_unit_test(test_foreign),
+        cmocka_unit_test(test_foreign),        cmocka_unit_test(test_choices),
+        cmocka_unit_test(test_hostile_rules),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

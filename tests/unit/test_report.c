@@ -191,6 +191,7 @@ static void test_svg_of_hostile_numbers(void **state)
             struct svg_bar bars[2] = {{"a", "n", sets[i].v, sets[i].n}, {"b", "m", one, 1}};
             svg_cdf(&b, "t", series, 1 + k % 2);
             svg_positions(&b, "t", sets[i].v, sets[i].n, limits[k]);
+            svg_doublings(&b, "t", sets[i].v, sets[i].v, sets[i].n, limits[k]);
             svg_bars(&b, "t", bars, 2, limits[k], "mark");
             check_svg(strbuf_cstr(&b));
             assert_null(strstr(strbuf_cstr(&b), "<b>"));
