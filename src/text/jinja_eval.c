@@ -488,7 +488,7 @@ static int copy_out(const struct jbuf *b, struct jinja_output *out, struct err *
             continue;
         if (vec_reserve((void **)&out->marked, &out->capacity, out->n_marked + 1, sizeof *out->marked))
             return err_set(e, ERR_NOMEM, "out of memory for the prompt");
-        out->marked[out->n_marked++] = (struct jinja_range){from, i};
+        out->marked[out->n_marked++] = (struct text_range){from, i};
     }
     return strbuf_failed(&out->text) ? err_set(e, ERR_NOMEM, "out of memory for the prompt") : ERR_OK;
 }

@@ -446,8 +446,18 @@ jint jinja_length(struct jrun *x, struct jval v)
 
 /* ---- from outside ---- */
 
+static bool is_plain_word(const char *s, uint32_t n)
+{
+    static const char *const words[] = JINJA_PLAIN_WORDS;
+    for (size_t i = 0; n <= 9 && i < ARRAY_LEN(words); i++)
+        if (strlen(words[i]) == n && memcmp(words[i], s, n) == 0)
+            return true;
+    return false;
+}
+
 static struct jval json_text(struct jrun *x, const char *s, uint32_t n, bool marked)
 {
+    marked = marked && !is_plain_word(s, n);
     struct jstr *str = jinja_alloc(x, 1, sizeof *str);
     *str = (struct jstr){.s = s, .n = n, .chars = UINT32_MAX, .marked = marked}; /* outlives the rendering */
     str->chars = jstr_chars(str);

@@ -44,6 +44,13 @@ void ids_release(struct ids *v);
 /* Appends to *out. Text must be UTF-8 (ERR_FORMAT with the byte offset). */
 int tokenizer_encode(const struct tokenizer *t, const char *text, size_t n, unsigned flags, struct ids *out,
                      struct err *e);
+/* The same, where special tokens in some ranges of bytes (in order, not overlapping; also those that only touch
+ * one) stay text whatever the flags say. */
+struct text_range {
+    size_t from, to;
+};
+int tokenizer_encode_parts(const struct tokenizer *t, const char *text, size_t n, unsigned flags,
+                           const struct text_range *plain, size_t n_plain, struct ids *out, struct err *e);
 
 /* Decoding one id after another. feed appends to out the bytes that became certain: whole UTF-8 characters
  * only; finish flushes what is left, incomplete sequences as U+FFFD. Special tokens give no text unless
@@ -85,6 +92,10 @@ struct jinja_variable {
     bool marked; /* written by somebody who is not trusted: see jinja_output */
 };
 
+/* A text of a marked variable that is one of these words as a whole is not marked: the roles of messages, which
+ * templates build their own tokens from. */
+#define JINJA_PLAIN_WORDS {"system", "user", "assistant", "tool", "developer", "function", "ipython", "model"}
+
 struct jinja_options {
     int64_t now;          /* of strftime_now, seconds since 1970, shown in local time; 0: the clock */
     uint64_t max_steps;   /* 0: 20 million */
@@ -97,12 +108,9 @@ struct jinja_options {
 
 /* text, and which of its bytes came from marked variables, however they were cut, joined or replaced on the
  * way: ranges of bytes in order, not touching. */
-struct jinja_range {
-    size_t from, to;
-};
 struct jinja_output {
     struct strbuf text;
-    struct jinja_range *marked;
+    struct text_range *marked;
     size_t n_marked, capacity;
 };
 void jinja_output_release(struct jinja_output *out);
