@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * day0 prompt: what a conversation becomes before the model sees it. Reads headers, tokenizer and template; no
- * weight.
+ * day0 prompt: what a conversation becomes before the model sees it. Reads headers, tokenizer and template;
+ * no weight.
  */
 #include <string.h>
 
@@ -24,11 +24,13 @@ struct prompt_arguments {
 
 static const struct argp_option options[] = {
     {"messages", KEY_MESSAGES, "FILE", 0,
-     "JSON: a chat/completions body (messages, tools, add_generation_prompt, chat_template_kwargs), or the array "
+     "JSON: a chat/completions body (messages, tools, add_generation_prompt, chat_template_kwargs), or the "
+     "array "
      "of messages",
      1},
     {"tools", KEY_TOOLS, "FILE", 0, "JSON array of tools, instead of those in FILE", 1},
-    {"parse-special", KEY_PARSE_SPECIAL, NULL, 0, "special tokens within messages become ids, as in transformers", 1},
+    {"parse-special", KEY_PARSE_SPECIAL, NULL, 0,
+     "special tokens within messages become ids, as in transformers", 1},
     {"now", KEY_NOW, "SECONDS", 0, "time that strftime_now shows, since 1970 (default: now)", 1},
     {0},
 };
@@ -77,7 +79,8 @@ static int read_json(const char *path, struct arena *arena, const struct json **
 /* Members that are no parameters of the template. */
 static bool is_known(const char *key)
 {
-    static const char *const known[] = {"messages", "tools", "add_generation_prompt", "chat_template_kwargs", "model"};
+    static const char *const known[] = {"messages", "tools", "add_generation_prompt", "chat_template_kwargs",
+                                        "model"};
     for (size_t i = 0; i < ARRAY_LEN(known); i++)
         if (strcmp(known[i], key) == 0)
             return true;
@@ -85,7 +88,8 @@ static bool is_known(const char *key)
 }
 
 /* chat_template_kwargs and every member that is not known, as one object. */
-static int gather_variables(const struct json *root, struct arena *arena, const struct json **out, struct err *e)
+static int gather_variables(const struct json *root, struct arena *arena, const struct json **out,
+                            struct err *e)
 {
     struct strbuf text = STRBUF_INIT;
     struct json_writer w;
@@ -186,8 +190,8 @@ static int print_people(const struct prompt_front *p, const struct strbuf *text,
     return EXIT_PASSED;
 }
 
-static int show(const struct prompt_arguments *a, const struct prompt_front *p, const struct prompt_chat *chat,
-                struct err *e)
+static int show(const struct prompt_arguments *a, const struct prompt_front *p,
+                const struct prompt_chat *chat, struct err *e)
 {
     struct strbuf text = STRBUF_INIT;
     struct ids ids = {0};
@@ -231,10 +235,15 @@ static int run(const struct prompt_arguments *a, struct arena *arena, struct fin
 int cmd_prompt(struct d0 *d0, int argc, char **argv)
 {
     static const struct argp_child children[] = {{&common_argp, 0, "Common options:", 2}, {0}};
-    static const struct argp argp = {options, parse, "MODEL --messages FILE",
-                                     "Renders a conversation by the model's chat template and tokenizes it; reads no "
-                                     "weights.",
-                                     children, NULL, NULL};
+    static const struct argp argp = {
+        options,
+        parse,
+        "MODEL --messages FILE",
+        "Renders a conversation by the model's chat template and tokenizes it; reads no "
+        "weights.",
+        children,
+        NULL,
+        NULL};
     struct prompt_arguments a = {.c = {.d0 = d0, .needs_model = true}};
     struct findings f;
     struct arena arena;

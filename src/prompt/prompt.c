@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * The text front: reads tokenizer.json and tokenizer_config.json of a directory, joins the stop ids of all
- * files that name some, and turns text into ids. Owns the tokenizer and the templates. Refuses to guess: where
- * a chat template exists and cannot be rendered, messages are an error, not a plain rendering that the model
- * was never trained on.
+ * files that name some, and turns text into ids. Owns the tokenizer and the templates. Refuses to guess:
+ * where a chat template exists and cannot be rendered, messages are an error, not a plain rendering that the
+ * model was never trained on.
  */
 #include "prompt/prompt_impl.h"
 
@@ -192,8 +192,8 @@ void prompt_close(struct prompt_front *p)
     free(p);
 }
 
-int encode_once(const struct prompt_front *p, const char *text, size_t n, unsigned flags,
-                       struct ids *out, struct err *e)
+int encode_once(const struct prompt_front *p, const char *text, size_t n, unsigned flags, struct ids *out,
+                struct err *e)
 {
     size_t mark = out->n;
     if (p->force_bos) {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Conversations to text and ids: by the model's template, or plainly where it has none. Refuses what it cannot
- * render by name: parts that are not text, keys that a plain rendering would drop, templates that are not
- * understood.
+ * Conversations to text and ids: by the model's template, or plainly where it has none. Refuses what it
+ * cannot render by name: parts that are not text, keys that a plain rendering would drop, templates that are
+ * not understood.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -79,8 +79,8 @@ static int check_parts(const struct json *content, uint32_t message, bool media,
         if (part->type != JSON_OBJECT || (type == NULL && !media))
             return err_set(e, ERR_INVALID, "messages[%u].content: a part has no type", message);
         if (!media && strcmp(type, "text") != 0)
-            return err_set(e, ERR_UNSUPPORTED, "messages[%u].content: parts of type \"%.40s\" are not supported",
-                           message, type);
+            return err_set(e, ERR_UNSUPPORTED,
+                           "messages[%u].content: parts of type \"%.40s\" are not supported", message, type);
         if (!media && json_string(json_get(part, "text")) == NULL)
             return err_set(e, ERR_INVALID, "messages[%u].content: a text part has no text", message);
     }
@@ -127,8 +127,8 @@ static const struct jinja_template *choose(const struct prompt_front *p, const s
 #define MAX_VARIABLES 128
 
 /* What apply_chat_template gives: tokens by name, then its own, then the caller's, which win. */
-static int collect(const struct prompt_front *p, const struct prompt_chat *c, struct jinja_variable *v, size_t *n,
-                   struct err *e)
+static int collect(const struct prompt_front *p, const struct prompt_chat *c, struct jinja_variable *v,
+                   size_t *n, struct err *e)
 {
     static const struct json null = {.type = JSON_NULL}, yes = {.type = JSON_BOOL, .as.boolean = true},
                              no = {.type = JSON_BOOL};
@@ -139,8 +139,8 @@ static int collect(const struct prompt_front *p, const struct prompt_chat *c, st
             v[(*n)++] = (struct jinja_variable){"messages", c->messages, NULL, true};
             v[(*n)++] = (struct jinja_variable){"tools", c->tools ? c->tools : &null, NULL, true};
             v[(*n)++] = (struct jinja_variable){"documents", &null, NULL, true};
-            v[(*n)++] =
-                (struct jinja_variable){"add_generation_prompt", c->no_generation_prompt ? &no : &yes, NULL, false};
+            v[(*n)++] = (struct jinja_variable){"add_generation_prompt", c->no_generation_prompt ? &no : &yes,
+                                                NULL, false};
         }
         if (list && list->type != JSON_OBJECT)
             return err_set(e, ERR_INVALID, "the variables of the template are no object");
@@ -154,13 +154,15 @@ static int collect(const struct prompt_front *p, const struct prompt_chat *c, st
     return ERR_OK;
 }
 
-static int render(const struct prompt_front *p, const struct prompt_chat *c, struct jinja_output *out, struct err *e)
+static int render(const struct prompt_front *p, const struct prompt_chat *c, struct jinja_output *out,
+                  struct err *e)
 {
     struct jinja_variable v[MAX_VARIABLES];
     struct jinja_options o = {.now = c->now};
     size_t n = 0;
     if (!p->template_works) {
-        err_set(e, ERR_UNSUPPORTED, "this model's chat template is not understood: %s", p->template_error.message);
+        err_set(e, ERR_UNSUPPORTED, "this model's chat template is not understood: %s",
+                p->template_error.message);
         err_hint(e, "render it elsewhere and send the text as a plain prompt");
         return ERR_UNSUPPORTED;
     }
@@ -174,18 +176,19 @@ static int render(const struct prompt_front *p, const struct prompt_chat *c, str
 }
 
 /* The template writes BOS: the post-processor must not add another one. */
-static int encode_rendered(const struct prompt_front *p, const struct prompt_chat *c, const struct jinja_output *r,
-                           struct ids *out, struct err *e)
+static int encode_rendered(const struct prompt_front *p, const struct prompt_chat *c,
+                           const struct jinja_output *r, struct ids *out, struct err *e)
 {
-    return tokenizer_encode_parts(p->tokenizer, strbuf_cstr(&r->text), r->text.len, TOKENIZE_PARSE_SPECIAL, r->marked,
-                                  c->parse_special ? 0 : r->n_marked, out, e);
+    return tokenizer_encode_parts(p->tokenizer, strbuf_cstr(&r->text), r->text.len, TOKENIZE_PARSE_SPECIAL,
+                                  r->marked, c->parse_special ? 0 : r->n_marked, out, e);
 }
 
 static int chat_plain(const struct prompt_front *p, const struct prompt_chat *c, struct jinja_output *r,
                       struct ids *out, struct err *e)
 {
     if (c->tools || c->variables)
-        return err_set(e, ERR_UNSUPPORTED, "this model has no chat template: tools and variables have no place");
+        return err_set(e, ERR_UNSUPPORTED,
+                       "this model has no chat template: tools and variables have no place");
     int rc = render_plain(c->messages, &r->text, e);
     unsigned flags = TOKENIZE_SPECIAL | (c->parse_special ? TOKENIZE_PARSE_SPECIAL : 0);
     return rc || !out ? rc : encode_once(p, strbuf_cstr(&r->text), r->text.len, flags, out, e);

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Finds the chat templates of a directory and what they are given besides messages. Where transformers looks, in
- * its order: chat_template.jinja with additional_chat_templates/, then chat_template.json, then
- * tokenizer_config.json (one template, or a list of named ones). A template that is not understood does not keep
- * the model from being opened.
+ * Finds the chat templates of a directory and what they are given besides messages. Where transformers looks,
+ * in its order: chat_template.jinja with additional_chat_templates/, then chat_template.json, then
+ * tokenizer_config.json (one template, or a list of named ones). A template that is not understood does not
+ * keep the model from being opened.
  */
 #include <dirent.h>
 #include <stdio.h>
@@ -17,8 +17,8 @@
 #define MAX_TEMPLATES     16
 
 /* Contents of a file, or NULL where it does not exist. */
-static int read_optional(struct prompt_front *p, struct ckpt *c, const char *name, size_t most, char **data, size_t *n,
-                         struct err *e)
+static int read_optional(struct prompt_front *p, struct ckpt *c, const char *name, size_t most, char **data,
+                         size_t *n, struct err *e)
 {
     struct err why = {0};
     const char *path = ckpt_path(c, name);
@@ -69,7 +69,8 @@ static int add_from_json(struct prompt_front *p, const struct json *v, struct er
     if (json_string(v))
         return add_template(p, "default", v->as.string, v->n, e);
     for (uint32_t i = 0; v && v->type == JSON_ARRAY && i < v->n && rc == 0; i++) {
-        const struct json *name = json_get(json_at(v, i), "name"), *text = json_get(json_at(v, i), "template");
+        const struct json *name = json_get(json_at(v, i), "name"),
+                          *text = json_get(json_at(v, i), "template");
         if (json_string(name) && json_string(text))
             rc = add_template(p, name->as.string, text->as.string, text->n, e);
     }
@@ -109,7 +110,8 @@ static int add_folder(struct prompt_front *p, struct ckpt *c, struct err *e)
 }
 
 /* Errors of reading or parsing a side file leave it out, as if it were not there; memory does not. */
-static int read_json(struct prompt_front *p, struct ckpt *c, const char *name, const struct json **out, struct err *e)
+static int read_json(struct prompt_front *p, struct ckpt *c, const char *name, const struct json **out,
+                     struct err *e)
 {
     char *data;
     size_t n;
@@ -216,6 +218,8 @@ int templates_read(struct prompt_front *p, struct ckpt *c, const struct json *co
     if (rc == 0)
         rc = read_media(p, c, e);
     p->template_works = p->n_templates > 0 && p->template_error.code == 0;
-    p->template_kind = !p->has_template ? "none (plain)" : p->template_works ? "jinja" : "jinja (not understood)";
+    p->template_kind = !p->has_template    ? "none (plain)"
+                       : p->template_works ? "jinja"
+                                           : "jinja (not understood)";
     return rc;
 }

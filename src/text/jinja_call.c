@@ -12,7 +12,8 @@
 
 /* ---- arguments ---- */
 
-static void add_keyword(struct jrun *x, struct jcall *c, uint32_t *capacity, const struct jstr *key, struct jval v)
+static void add_keyword(struct jrun *x, struct jcall *c, uint32_t *capacity, const struct jstr *key,
+                        struct jval v)
 {
     for (uint32_t i = 0; i < c->n_keys; i++)
         if (jstr_equal(c->keys[i], key))
@@ -101,9 +102,11 @@ struct jval jinja_invoke(struct jrun *x, const struct jbuiltin *fn, struct jcall
     for (uint32_t i = 0; i < c->n_keys; i++) {
         int at = param_index(fn->params, c->keys[i]);
         if (at < 0 || at >= JINJA_MAX_PARAMS)
-            jinja_fail(x, ERR_INVALID, "%s() got an unexpected keyword argument '%.60s'", fn->name, c->keys[i]->s);
+            jinja_fail(x, ERR_INVALID, "%s() got an unexpected keyword argument '%.60s'", fn->name,
+                       c->keys[i]->s);
         if (c->has[at])
-            jinja_fail(x, ERR_INVALID, "%s() got multiple values for argument '%.60s'", fn->name, c->keys[i]->s);
+            jinja_fail(x, ERR_INVALID, "%s() got multiple values for argument '%.60s'", fn->name,
+                       c->keys[i]->s);
         c->arg[at] = c->values[i];
         c->has[at] = true;
     }
@@ -142,7 +145,8 @@ static bool take_keyword(struct jcall *c, bool *used, const struct jstr *name, s
 }
 
 /* What is left over goes to varargs and kwargs if the macro mentions them. */
-static void bind_rest(struct jrun *x, const struct jnode *m, struct jcall *c, bool *used, struct jscope *scope)
+static void bind_rest(struct jrun *x, const struct jnode *m, struct jcall *c, bool *used,
+                      struct jscope *scope)
 {
     static const struct jstr caller_name = {.s = "caller", .n = 6, .chars = 6};
     struct jval caller = jinja_undefined(&caller_name);
@@ -346,7 +350,10 @@ static struct jval view(struct jrun *x, const struct jcall *c, enum jlist_kind k
     jinja_spend(x, d->n);
     for (uint32_t i = 0; i < d->n; i++) {
         const struct jentry *e = &d->entries[i];
-        jlist_push(x, l, kind == JL_KEYS ? e->key : kind == JL_VALUES ? e->value : jinja_pair(x, e->key, e->value));
+        jlist_push(x, l,
+                   kind == JL_KEYS     ? e->key
+                   : kind == JL_VALUES ? e->value
+                                       : jinja_pair(x, e->key, e->value));
     }
     return jlist_val(l);
 }
@@ -437,7 +444,7 @@ static struct jval cycler_reset(struct jrun *x, struct jcall *c)
 }
 
 static const struct jbuiltin dict_methods[] = {
-    {"keys", dict_keys, "", 0},      {"values", dict_values, "", 0}, {"items", dict_items, "", 0},
+    {"keys", dict_keys, "", 0},          {"values", dict_values, "", 0}, {"items", dict_items, "", 0},
     {"get", dict_get, "key,default", 1}, {"copy", dict_copy, "", 0},
 };
 static const struct jbuiltin list_methods[] = {
@@ -456,7 +463,8 @@ static const struct jbuiltin cycler_methods[] = {
 
 static bool changes(struct jval self, const struct jstr *name)
 {
-    static const char *const lists[] = {"append", "clear", "extend", "insert", "pop", "remove", "reverse", "sort"};
+    static const char *const lists[] = {"append", "clear",  "extend",  "insert",
+                                        "pop",    "remove", "reverse", "sort"};
     static const char *const dicts[] = {"clear", "pop", "popitem", "setdefault", "update"};
     bool is = name->n > 4 && name->s[0] == '_' && name->s[1] == '_' && name->s[name->n - 1] == '_';
     for (size_t i = 0; self.type == J_LIST && self.as.list->kind == JL_LIST && i < ARRAY_LEN(lists); i++)
@@ -508,7 +516,8 @@ struct jval jinja_call(struct jrun *x, struct jval fn, struct jcall *c)
         break;
     case J_LOOP:
         if (!fn.as.loop->node->recursive || c->n != 1 || c->n_keys)
-            jinja_fail(x, ERR_INVALID, "only the loop of a recursive for can be called, with what it runs over");
+            jinja_fail(x, ERR_INVALID,
+                       "only the loop of a recursive for can be called, with what it runs over");
         v = jinja_run_loop(x, fn.as.loop, c->args[0]);
         break;
     case J_JOINER:

@@ -135,7 +135,8 @@ static struct jval eval_item(struct jrun *x, const struct jscope *s, const struc
     return jinja_slice(x, a, bound);
 }
 
-static struct jval eval_call(struct jrun *x, const struct jscope *s, const struct jnode *n, struct jval *caller)
+static struct jval eval_call(struct jrun *x, const struct jscope *s, const struct jnode *n,
+                             struct jval *caller)
 {
     struct jcall c = {0};
     struct jval fn = jinja_eval(x, s, n->a);
@@ -157,7 +158,8 @@ static struct jval eval_call(struct jrun *x, const struct jscope *s, const struc
     return jinja_call(x, fn, &c);
 }
 
-static struct jval eval_filter(struct jrun *x, const struct jscope *s, const struct jnode *n, struct jval text)
+static struct jval eval_filter(struct jrun *x, const struct jscope *s, const struct jnode *n,
+                               struct jval text)
 {
     struct jcall c = {0};
     bool block = n->a == NULL || (n->a->kind == N_FILTER && text.type == J_STRING);
@@ -302,7 +304,8 @@ static void assign(struct jrun *x, struct jscope *s, const struct jnode *target,
 }
 
 /* The elements that pass the loop's own condition. */
-static const struct jlist *loop_items(struct jrun *x, const struct jscope *s, const struct jnode *n, struct jval v)
+static const struct jlist *loop_items(struct jrun *x, const struct jscope *s, const struct jnode *n,
+                                      struct jval v)
 {
     const struct jlist *all = jinja_iterate(x, v);
     if (n->c == NULL)
@@ -317,8 +320,8 @@ static const struct jlist *loop_items(struct jrun *x, const struct jscope *s, co
     return kept;
 }
 
-static enum jflow run_for(struct jrun *x, const struct jscope *s, const struct jnode *n, struct jval items, uint32_t depth,
-                          struct jbuf *out)
+static enum jflow run_for(struct jrun *x, const struct jscope *s, const struct jnode *n, struct jval items,
+                          uint32_t depth, struct jbuf *out)
 {
     struct jloop *loop = jinja_alloc(x, 1, sizeof *loop);
     loop->node = n;

@@ -77,8 +77,8 @@ static size_t read_escape(struct jparser *p, const char *s, size_t n, char *out,
     if (s[1] == 'x' || s[1] == 'u' || s[1] == 'U') {
         size_t digits = s[1] == 'x' ? 2 : s[1] == 'u' ? 4 : 8;
         if (!read_digits(s + 2, n - 2, digits, &c))
-            jparse_fail(p, ERR_FORMAT, jparse_peek(p)->line, "an escape \\%c needs %zu hexadecimal digits", s[1],
-                        digits);
+            jparse_fail(p, ERR_FORMAT, jparse_peek(p)->line, "an escape \\%c needs %zu hexadecimal digits",
+                        s[1], digits);
         used += digits;
         if (c >= 0xD800 && c < 0xDC00 && n >= used + 6 && s[used] == '\\' && s[used + 1] == 'u' &&
             read_digits(s + used + 2, n - used - 2, 4, &low) && low >= 0xDC00 && low < 0xE000) {
@@ -132,8 +132,7 @@ static const struct jnode *parse_integer(struct jparser *p)
     }
     for (; i < t->n; i++) {
         int d = t->s[i] == '_' ? -1 : hex_value(t->s[i]);
-        if (d >= 0 &&
-            (__builtin_mul_overflow(v, (jint)base, &v) || __builtin_add_overflow(v, (jint)d, &v)))
+        if (d >= 0 && (__builtin_mul_overflow(v, (jint)base, &v) || __builtin_add_overflow(v, (jint)d, &v)))
             jparse_fail(p, ERR_LIMIT, t->line, "an integer of more than 127 bits");
     }
     p->at++;
@@ -458,8 +457,7 @@ static const struct jnode *parse_unary(struct jparser *p, bool with_filter)
     return n;
 }
 
-struct operator_name
-{
+struct operator_name {
     const char *text;
     enum jop op;
 };
@@ -472,7 +470,8 @@ static const struct operator_name *which(const struct jparser *p, const struct o
     return NULL;
 }
 
-static const struct jnode *binary(struct jparser *p, enum jop op, const struct jnode *a, const struct jnode *b)
+static const struct jnode *binary(struct jparser *p, enum jop op, const struct jnode *a,
+                                  const struct jnode *b)
 {
     struct jnode *n = node_of(p, N_BINARY, a);
     n->op = op;
@@ -490,7 +489,8 @@ static const struct jnode *parse_pow(struct jparser *p)
 
 static const struct jnode *parse_product(struct jparser *p)
 {
-    static const struct operator_name ops[] = {{"*", OP_MUL}, {"/", OP_DIV}, {"//", OP_FLOORDIV}, {"%", OP_MOD}};
+    static const struct operator_name ops[] = {
+        {"*", OP_MUL}, {"/", OP_DIV}, {"//", OP_FLOORDIV}, {"%", OP_MOD}};
     const struct operator_name *o;
     const struct jnode *n = parse_pow(p);
     while ((o = which(p, ops, ARRAY_LEN(ops))) != NULL) {
@@ -528,7 +528,7 @@ static const struct jnode *parse_sum(struct jparser *p)
 static bool comparison(struct jparser *p, enum jop *op)
 {
     static const struct operator_name ops[] = {{"==", OP_EQ}, {"!=", OP_NE}, {"<", OP_LT},
-                                          {"<=", OP_LE}, {">", OP_GT},  {">=", OP_GE}};
+                                               {"<=", OP_LE}, {">", OP_GT},  {">=", OP_GE}};
     const struct operator_name *o = which(p, ops, ARRAY_LEN(ops));
     const struct jtoken *t = jparse_peek(p);
     if (o) {

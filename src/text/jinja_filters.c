@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Filters on one value (text, numbers, JSON), and the table of all filters. What a filter refuses in Python it
- * refuses here.
+ * Filters on one value (text, numbers, JSON), and the table of all filters. What a filter refuses in Python
+ * it refuses here.
  */
 #include "text/jinja_filters.h"
 
@@ -63,7 +63,8 @@ struct jval filter_trim(struct jrun *x, struct jcall *c)
 struct jval filter_replace(struct jrun *x, struct jcall *c)
 {
     jint count = jcall_int(x, c, 2, -1);
-    return jinja_replace(x, jinja_to_str(x, c->self), jinja_to_str(x, c->arg[0]), jinja_to_str(x, c->arg[1]), count);
+    return jinja_replace(x, jinja_to_str(x, c->self), jinja_to_str(x, c->arg[0]), jinja_to_str(x, c->arg[1]),
+                         count);
 }
 
 struct jval filter_safe(struct jrun *x, struct jcall *c)
@@ -154,7 +155,8 @@ struct jval filter_center(struct jrun *x, struct jcall *c)
 
 struct jval filter_truncate(struct jrun *x, struct jcall *c)
 {
-    const struct jstr *s = jinja_to_str(x, c->self), *end = c->has[2] ? jcall_str(x, c, 2) : jinja_text(x, "...").as.s;
+    const struct jstr *s = jinja_to_str(x, c->self),
+                      *end = c->has[2] ? jcall_str(x, c, 2) : jinja_text(x, "...").as.s;
     jint length = jcall_int(x, c, 0, 255), leeway = jcall_int(x, c, 3, 5), tail = jstr_chars(end);
     if (length < tail || leeway < 0)
         jinja_fail(x, ERR_INVALID, "truncate: the length is less than that of what is put at the end");
@@ -231,7 +233,9 @@ static bool parse_int(const struct jstr *s, jint base, jint *out)
     }
     for (; i < n; i++) {
         char ch = s->s[i];
-        int d = ch >= '0' && ch <= '9' ? ch - '0' : (ch | 32) >= 'a' && (ch | 32) <= 'z' ? (ch | 32) - 'a' + 10 : 99;
+        int d = ch >= '0' && ch <= '9'                 ? ch - '0'
+                : (ch | 32) >= 'a' && (ch | 32) <= 'z' ? (ch | 32) - 'a' + 10
+                                                       : 99;
         if (ch == '_' && digit && i + 1 < n) {
             digit = false;
             continue;
@@ -362,10 +366,11 @@ static const struct jstr *separator(struct jrun *x, struct jval v, uint32_t i, c
 struct jval filter_tojson(struct jrun *x, struct jcall *c)
 {
     struct jbuf b = {.x = x};
-    struct jjson_style style = {.ensure_ascii = jcall_bool(c, 0, false), .sort_keys = jcall_bool(c, 3, false)};
+    struct jjson_style style = {.ensure_ascii = jcall_bool(c, 0, false),
+                                .sort_keys = jcall_bool(c, 3, false)};
     if (c->has[1] && c->arg[1].type != J_NONE)
-        style.indent =
-            c->arg[1].type == J_STRING ? c->arg[1].as.s : spaces(x, jinja_as_int(x, c->arg[1], "tojson: indent"));
+        style.indent = c->arg[1].type == J_STRING ? c->arg[1].as.s
+                                                  : spaces(x, jinja_as_int(x, c->arg[1], "tojson: indent"));
     struct jval separators = c->has[2] ? c->arg[2] : jinja_none();
     style.item = separator(x, separators, 0, style.indent ? "," : ", ");
     style.key = separator(x, separators, 1, ": ");

@@ -21,8 +21,8 @@ static struct jval sort_key(struct jrun *x, struct jval v, struct jval attribute
     return case_sensitive ? v : ignore_case(x, v);
 }
 
-/* sort(attribute="a,b"): by a, then by b. Always a list, as in the reference: equal keys are never ordered, so
- * values that have no order may be equal. */
+/* sort(attribute="a,b"): by a, then by b. Always a list, as in the reference: equal keys are never ordered,
+ * so values that have no order may be equal. */
 static struct jval sort_keys(struct jrun *x, struct jval v, struct jval attribute, bool case_sensitive)
 {
     const struct jstr *s = attribute.type == J_STRING ? attribute.as.s : NULL;
@@ -78,8 +78,8 @@ static struct jlist *sorted(struct jrun *x, const struct jlist *l, key_fn key, s
 
 struct jval filter_sort(struct jrun *x, struct jcall *c)
 {
-    return jlist_val(sorted(x, jinja_iterate(x, c->self), sort_keys, c->has[2] ? c->arg[2] : jinja_none(), jcall_bool(c, 1, false),
-                            jcall_bool(c, 0, false)));
+    return jlist_val(sorted(x, jinja_iterate(x, c->self), sort_keys, c->has[2] ? c->arg[2] : jinja_none(),
+                            jcall_bool(c, 1, false), jcall_bool(c, 0, false)));
 }
 
 struct jval filter_dictsort(struct jrun *x, struct jcall *c)
@@ -91,8 +91,10 @@ struct jval filter_dictsort(struct jrun *x, struct jcall *c)
     if (c->self.type != J_DICT)
         jinja_fail(x, ERR_INVALID, "dictsort: '%s' object has no items", jinja_type_name(c->self));
     for (uint32_t i = 0; i < c->self.as.dict->n; i++)
-        jlist_push(x, pairs, jinja_pair(x, c->self.as.dict->entries[i].key, c->self.as.dict->entries[i].value));
-    return jlist_val(sorted(x, pairs, sort_key, jinja_int(jstr_is(by, "value")), jcall_bool(c, 0, false), jcall_bool(c, 2, false)));
+        jlist_push(x, pairs,
+                   jinja_pair(x, c->self.as.dict->entries[i].key, c->self.as.dict->entries[i].value));
+    return jlist_val(sorted(x, pairs, sort_key, jinja_int(jstr_is(by, "value")), jcall_bool(c, 0, false),
+                            jcall_bool(c, 2, false)));
 }
 
 static struct jval extreme(struct jrun *x, struct jcall *c, bool largest)
@@ -128,7 +130,8 @@ struct jval filter_unique(struct jrun *x, struct jcall *c)
     struct jlist *out = jlist_new(x, JL_GENERATOR);
     struct jdict *seen = jdict_new(x);
     for (uint32_t i = 0; i < l->n; i++) {
-        struct jval key = sort_key(x, l->items[i], c->has[1] ? c->arg[1] : jinja_none(), jcall_bool(c, 0, false));
+        struct jval key =
+            sort_key(x, l->items[i], c->has[1] ? c->arg[1] : jinja_none(), jcall_bool(c, 0, false));
         if (jdict_get(x, seen, key))
             continue;
         jdict_set(x, seen, key, jinja_none());
@@ -139,7 +142,8 @@ struct jval filter_unique(struct jrun *x, struct jcall *c)
 
 struct jval filter_groupby(struct jrun *x, struct jcall *c)
 {
-    const struct jlist *l = sorted(x, jinja_iterate(x, c->self), sort_key, c->arg[0], jcall_bool(c, 2, false), false);
+    const struct jlist *l =
+        sorted(x, jinja_iterate(x, c->self), sort_key, c->arg[0], jcall_bool(c, 2, false), false);
     struct jlist *out = jlist_new(x, JL_LIST), *group = NULL;
     struct jval last = jinja_none();
     if (c->has[1])
@@ -298,7 +302,8 @@ static struct jval named_argument(const struct jcall *c, const char *name, bool 
 }
 
 /* The rest of the arguments belong to the filter or test that the first one names. */
-static struct jval apply(struct jrun *x, const struct jbuiltin *fn, const struct jcall *c, uint32_t skip, struct jval v)
+static struct jval apply(struct jrun *x, const struct jbuiltin *fn, const struct jcall *c, uint32_t skip,
+                         struct jval v)
 {
     struct jcall inner = {.self = v,
                           .args = c->args + skip,
@@ -321,7 +326,8 @@ struct jval filter_map(struct jrun *x, struct jcall *c)
         const struct jstr *name = jinja_as_str(x, c->args[0], "the name of a filter");
         fn = jinja_find_filter(name->s, name->n);
         if (fn == NULL)
-            jinja_fail(x, ERR_UNSUPPORTED, "no filter named '%.*s'", (int)(name->n < 60 ? name->n : 60), name->s);
+            jinja_fail(x, ERR_UNSUPPORTED, "no filter named '%.*s'", (int)(name->n < 60 ? name->n : 60),
+                       name->s);
     }
     struct jlist *out = jlist_new(x, JL_GENERATOR);
     if (!jinja_truth(c->self)) /* None too */
@@ -350,7 +356,8 @@ static struct jval choose(struct jrun *x, struct jcall *c, bool by_attribute, bo
         const struct jstr *name = jinja_as_str(x, c->args[at], "the name of a test");
         fn = jinja_find_test(name->s, name->n);
         if (fn == NULL)
-            jinja_fail(x, ERR_UNSUPPORTED, "no test named '%.*s'", (int)(name->n < 60 ? name->n : 60), name->s);
+            jinja_fail(x, ERR_UNSUPPORTED, "no test named '%.*s'", (int)(name->n < 60 ? name->n : 60),
+                       name->s);
     }
     for (uint32_t i = 0; i < l->n; i++) {
         struct jval v = by_attribute ? jinja_dotted(x, l->items[i], c->args[0]) : l->items[i];

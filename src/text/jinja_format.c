@@ -56,7 +56,8 @@ static void put(struct jbuf *out, const struct jstr *s, const struct format_spec
 
 static void add_commas(struct jbuf *b, const char *text)
 {
-    size_t sign = text[0] == '-' || text[0] == '+' || text[0] == ' ', whole = strspn(text + sign, "0123456789");
+    size_t sign = text[0] == '-' || text[0] == '+' || text[0] == ' ',
+           whole = strspn(text + sign, "0123456789");
     jbuf_add(b, text, sign, false);
     for (size_t i = 0; i < whole; i++) {
         if (i && (whole - i) % 3 == 0)
@@ -76,8 +77,14 @@ static void put_integer(struct jrun *x, struct jbuf *out, jint i, const struct f
         if (i > INT64_MAX || i < -INT64_MAX)
             jinja_fail(x, ERR_LIMIT, "an integer of more than 63 bits as %%%c", spec->type);
         unsigned long long u = (unsigned long long)(i < 0 ? -i : i);
-        const char *prefix = !spec->alternate ? "" : spec->type == 'o' ? "0o" : spec->type == 'x' ? "0x" : "0X";
-        snprintf(text, sizeof text, spec->type == 'x' ? "%s%s%llx" : spec->type == 'X' ? "%s%s%llX" : "%s%s%llo",
+        const char *prefix = !spec->alternate    ? ""
+                             : spec->type == 'o' ? "0o"
+                             : spec->type == 'x' ? "0x"
+                                                 : "0X";
+        snprintf(text, sizeof text,
+                 spec->type == 'x'   ? "%s%s%llx"
+                 : spec->type == 'X' ? "%s%s%llX"
+                                     : "%s%s%llo",
                  i < 0 ? "-" : "", prefix, u);
         jbuf_puts(&b, text);
     } else {
@@ -97,8 +104,14 @@ static void put_float(struct jrun *x, struct jbuf *out, double f, const struct f
     struct jbuf b = {.x = x};
     bool percent = spec->type == '%';
     char form[16], *text = jinja_alloc(x, 512 + MAX_WIDTH, 1);
-    snprintf(form, sizeof form, "%%%s%s.*%c", spec->plus ? "+" : spec->space ? " " : "", spec->alternate ? "#" : "",
-             percent ? 'f' : spec->type ? spec->type : 'g');
+    snprintf(form, sizeof form, "%%%s%s.*%c",
+             spec->plus    ? "+"
+             : spec->space ? " "
+                           : "",
+             spec->alternate ? "#" : "",
+             percent      ? 'f'
+             : spec->type ? spec->type
+                          : 'g');
     snprintf(text, 511 + MAX_WIDTH, form, spec->precision < 0 ? 6 : spec->precision, percent ? f * 100 : f);
     if (spec->comma)
         add_commas(&b, text);
@@ -125,7 +138,8 @@ static jint whole_number(struct jrun *x, struct jval v)
 
 static double real_number(struct jrun *x, struct jval v)
 {
-    return jinja_is_number(v) ? jinja_as_float(v) : (double)jinja_as_int(x, v, "what is formatted as a number");
+    return jinja_is_number(v) ? jinja_as_float(v)
+                              : (double)jinja_as_int(x, v, "what is formatted as a number");
 }
 
 /* ---- % ---- */
@@ -301,7 +315,8 @@ static void put_field(struct jrun *x, struct jbuf *out, struct jval v, const str
         jinja_fail(x, ERR_INVALID, "the format %c does not suit '%s'", spec->type, jinja_type_name(v));
 }
 
-static struct jval field_value(struct jrun *x, const struct jcall *c, const struct jstr *name, uint32_t *automatic)
+static struct jval field_value(struct jrun *x, const struct jcall *c, const struct jstr *name,
+                               uint32_t *automatic)
 {
     uint32_t index = 0;
     bool digits = name->n > 0 && name->n < 6;
@@ -325,8 +340,8 @@ static struct jval field_value(struct jrun *x, const struct jcall *c, const stru
 }
 
 /* The field at f[i] == '{'; returns the position of its "}". */
-static size_t put_replacement(struct jrun *x, struct jcall *c, const struct jstr *f, size_t i, uint32_t *automatic,
-                              struct jbuf *out)
+static size_t put_replacement(struct jrun *x, struct jcall *c, const struct jstr *f, size_t i,
+                              uint32_t *automatic, struct jbuf *out)
 {
     const char *close = memchr(f->s + i, '}', f->n - i), *nested = memchr(f->s + i + 1, '{', f->n - i - 1);
     if (close == NULL)

@@ -16,10 +16,10 @@
 /* Python's integers have no end; ours hold every number of JSON and say so when they overflow. */
 __extension__ typedef __int128 jint;
 
-#define JINJA_MAX_SOURCE (1u << 20) /* bytes of a template */
+#define JINJA_MAX_SOURCE (1u << 20)   /* bytes of a template */
 #define JINJA_MAX_PARSED (256u << 20) /* bytes of the tree */
-#define JINJA_MAX_PARSE  150        /* nesting while parsing */
-#define JINJA_MAX_TREE   400        /* height of the tree: a chain of operators is that high */
+#define JINJA_MAX_PARSE  150          /* nesting while parsing */
+#define JINJA_MAX_TREE   400          /* height of the tree: a chain of operators is that high */
 #define JINJA_MAX_PARAMS 8
 #define JINJA_MAX_RANGE  100000 /* of the reference's sandbox */
 
@@ -74,8 +74,8 @@ struct jlist {
     struct jval *items;
     uint32_t n, capacity;
     enum jlist_kind kind;
-    bool used;        /* GENERATOR: was iterated, is empty now */
-    jint range[3];    /* RANGE: start, stop, step, for printing */
+    bool used;     /* GENERATOR: was iterated, is empty now */
+    jint range[3]; /* RANGE: start, stop, step, for printing */
 };
 
 struct jentry {
@@ -99,18 +99,18 @@ struct jcycler {
 enum jkind {
     /* expressions */
     N_CONST,
-    N_NAME,     /* id */
-    N_LIST,     /* items */
-    N_TUPLE,    /* items */
-    N_DICT,     /* items: key, value, key, value */
-    N_ATTR,     /* a.name */
-    N_ITEM,     /* a[b] */
-    N_SLICE,    /* only as b of ITEM: a:b:c, each may be NULL */
-    N_CALL,     /* a(items) */
-    N_FILTER,   /* a|name(items); a NULL: the text of a block */
-    N_TEST,     /* a is name(items) */
-    N_UNARY,    /* op a */
-    N_BINARY,   /* a op b */
+    N_NAME,   /* id */
+    N_LIST,   /* items */
+    N_TUPLE,  /* items */
+    N_DICT,   /* items: key, value, key, value */
+    N_ATTR,   /* a.name */
+    N_ITEM,   /* a[b] */
+    N_SLICE,  /* only as b of ITEM: a:b:c, each may be NULL */
+    N_CALL,   /* a(items) */
+    N_FILTER, /* a|name(items); a NULL: the text of a block */
+    N_TEST,   /* a is name(items) */
+    N_UNARY,  /* op a */
+    N_BINARY, /* a op b */
     N_AND,
     N_OR,
     N_CONCAT,   /* items */
@@ -122,25 +122,40 @@ enum jkind {
     N_STARSTAR, /* argument **a */
     N_NSREF,    /* target id.name */
     /* statements */
-    N_DATA,     /* value */
-    N_PRINT,    /* a */
-    N_BODY,     /* items */
-    N_IF,       /* items: test, body, test, body...; b: else */
-    N_FOR,      /* a target, b iterable, c test, body, otherwise */
-    N_SET,      /* a target, b */
-    N_SETBLOCK, /* a target, b filter or NULL, body */
-    N_WITH,     /* items: target, value...; body */
-    N_MACRO,    /* id, items: parameters (N_KEYWORD, a: default or NULL), body */
-    N_CALLBLOCK,/* a call, b macro */
+    N_DATA,        /* value */
+    N_PRINT,       /* a */
+    N_BODY,        /* items */
+    N_IF,          /* items: test, body, test, body...; b: else */
+    N_FOR,         /* a target, b iterable, c test, body, otherwise */
+    N_SET,         /* a target, b */
+    N_SETBLOCK,    /* a target, b filter or NULL, body */
+    N_WITH,        /* items: target, value...; body */
+    N_MACRO,       /* id, items: parameters (N_KEYWORD, a: default or NULL), body */
+    N_CALLBLOCK,   /* a call, b macro */
     N_FILTERBLOCK, /* a filter, body */
     N_BREAK,
     N_CONTINUE,
 };
 
 enum jop {
-    OP_ADD, OP_SUB, OP_MUL, OP_DIV, OP_FLOORDIV, OP_MOD, OP_POW,
-    OP_EQ, OP_NE, OP_LT, OP_LE, OP_GT, OP_GE, OP_IN, OP_NOT_IN,
-    OP_NOT, OP_NEG, OP_POS,
+    OP_ADD,
+    OP_SUB,
+    OP_MUL,
+    OP_DIV,
+    OP_FLOORDIV,
+    OP_MOD,
+    OP_POW,
+    OP_EQ,
+    OP_NE,
+    OP_LT,
+    OP_LE,
+    OP_GT,
+    OP_GE,
+    OP_IN,
+    OP_NOT_IN,
+    OP_NOT,
+    OP_NEG,
+    OP_POS,
 };
 
 struct jnode {
@@ -171,7 +186,16 @@ struct jinja_template {
 /* ---- tokens ---- */
 
 enum jtoken_kind {
-    TOK_EOF, TOK_DATA, TOK_VAR_BEGIN, TOK_VAR_END, TOK_BLOCK_BEGIN, TOK_BLOCK_END, TOK_NAME, TOK_STRING, TOK_INT, TOK_FLOAT,
+    TOK_EOF,
+    TOK_DATA,
+    TOK_VAR_BEGIN,
+    TOK_VAR_END,
+    TOK_BLOCK_BEGIN,
+    TOK_BLOCK_END,
+    TOK_NAME,
+    TOK_STRING,
+    TOK_INT,
+    TOK_FLOAT,
     TOK_OP, /* s, n: its spelling */
 };
 struct jtoken {
@@ -296,7 +320,8 @@ struct jmethod {
     struct jval self;
 };
 
-_Noreturn void jinja_fail(struct jrun *x, int code, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
+_Noreturn void jinja_fail(struct jrun *x, int code, const char *fmt, ...)
+    __attribute__((format(printf, 3, 4)));
 _Noreturn void jinja_fail_undefined(struct jrun *x, struct jval v);
 void *jinja_alloc(struct jrun *x, size_t n, size_t element_bytes);
 void jinja_enter(struct jrun *x);
@@ -331,11 +356,13 @@ size_t jstr_offset(const struct jstr *s, uint32_t chars); /* byte offset of a co
 bool jstr_is(const struct jstr *s, const char *text);
 bool jstr_equal(const struct jstr *a, const struct jstr *b);
 int jstr_compare(const struct jstr *a, const struct jstr *b);
-struct jval jinja_strip(struct jrun *x, const struct jstr *s, const struct jstr *chars, bool left, bool right);
+struct jval jinja_strip(struct jrun *x, const struct jstr *s, const struct jstr *chars, bool left,
+                        bool right);
 struct jval jinja_upper(struct jrun *x, const struct jstr *s);
 struct jval jinja_lower(struct jrun *x, const struct jstr *s);
 struct jval jinja_capitalize(struct jrun *x, const struct jstr *s);
-struct jval jinja_replace(struct jrun *x, const struct jstr *s, const struct jstr *from, const struct jstr *to, jint count);
+struct jval jinja_replace(struct jrun *x, const struct jstr *s, const struct jstr *from,
+                          const struct jstr *to, jint count);
 struct jval jinja_escape(struct jrun *x, const struct jstr *s);
 bool jinja_is_cased(const struct jstr *s, bool upper);
 struct jlist *jinja_splitlines(struct jrun *x, const struct jstr *s, bool keep);
@@ -368,7 +395,8 @@ const struct jval *jdict_get_str(struct jrun *x, const struct jdict *d, const st
 bool jinja_truth(struct jval v);
 bool jinja_equal(struct jrun *x, struct jval a, struct jval b);
 bool jinja_same(struct jval a, struct jval b); /* Python's `is` */
-int jinja_order(struct jrun *x, struct jval a, struct jval b); /* <0, 0, >0; 2 unordered (NaN); fails on types */
+int jinja_order(struct jrun *x, struct jval a,
+                struct jval b); /* <0, 0, >0; 2 unordered (NaN); fails on types */
 bool jinja_contains(struct jrun *x, struct jval what, struct jval in);
 const char *jinja_type_name(struct jval v);
 /* What a loop sees; fails on what cannot be iterated. Consumes a generator. */
@@ -386,8 +414,8 @@ void jinja_print(struct jbuf *b, struct jval v);
 void jinja_repr(struct jbuf *b, struct jval v);
 struct jjson_style {
     bool ensure_ascii, sort_keys;
-    const struct jstr *indent; /* one level, or NULL */
-    const struct jstr *item, *key;   /* separators */
+    const struct jstr *indent;     /* one level, or NULL */
+    const struct jstr *item, *key; /* separators */
 };
 void jinja_dump_json(struct jbuf *b, struct jval v, const struct jjson_style *style);
 void jinja_print_int(struct jbuf *b, jint i);
@@ -424,7 +452,7 @@ const struct jstr *jcall_str(struct jrun *x, const struct jcall *c, unsigned i);
 const struct jbuiltin *jinja_find_filter(const char *name, size_t n);
 const struct jbuiltin *jinja_find_test(const char *name, size_t n);
 const struct jbuiltin *jinja_find_string_method(const struct jstr *name);
-const struct jbuiltin *jinja_find_function(const struct jstr *name); /* globals */
+const struct jbuiltin *jinja_find_function(const struct jstr *name);                 /* globals */
 struct jval jinja_method(struct jrun *x, struct jval self, const struct jstr *name); /* UNDEFINED: none */
 
 #endif

@@ -183,7 +183,9 @@ static size_t based_digits(const struct lexer *l, size_t at, int base)
 {
     for (; at < l->n; at++) {
         char c = l->s[at];
-        int v = c >= '0' && c <= '9' ? c - '0' : (c | 32) >= 'a' && (c | 32) <= 'f' ? (c | 32) - 'a' + 10 : 99;
+        int v = c >= '0' && c <= '9'                 ? c - '0'
+                : (c | 32) >= 'a' && (c | 32) <= 'f' ? (c | 32) - 'a' + 10
+                                                     : 99;
         if (v >= base && c != '_')
             break;
     }

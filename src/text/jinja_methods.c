@@ -336,7 +336,8 @@ static void pad(struct jbuf *b, const struct jstr *fill, jint n)
 static struct jval justify(struct jrun *x, struct jcall *c, int side)
 {
     const struct jstr *fill = c->has[1] ? jcall_str(x, c, 1) : jinja_text(x, " ").as.s;
-    jint width = jinja_as_int(x, c->arg[0], "a width"), n = jstr_chars(self(c)), more = width > n ? width - n : 0;
+    jint width = jinja_as_int(x, c->arg[0], "a width"), n = jstr_chars(self(c)),
+         more = width > n ? width - n : 0;
     jint left = side < 0 ? 0 : side > 0 ? more : more / 2 + (more & width & 1);
     struct jbuf b = {.x = x};
     if (jstr_chars(fill) != 1)

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Operators, subscripts and attributes. Integers that leave 127 bits are refused, never rounded; attributes
- * that jinja2's immutable sandbox hides (what changes a list or dict, names with underscores) are undefined in
- * a way that says so when they are used.
+ * that jinja2's immutable sandbox hides (what changes a list or dict, names with underscores) are undefined
+ * in a way that says so when they are used.
  */
 #include <math.h>
 #include <string.h>
@@ -202,7 +202,8 @@ struct jval jinja_unary(struct jrun *x, enum jop op, struct jval a)
 /* ---- subscripts ---- */
 
 /* Python's slice.indices: the edges, the step and the number of elements. */
-static void slice_indices(struct jrun *x, const struct jval bound[3], jint n, jint edge[2], jint *step, jint *count)
+static void slice_indices(struct jrun *x, const struct jval bound[3], jint n, jint edge[2], jint *step,
+                          jint *count)
 {
     *step = bound[2].type == J_NONE ? 1 : jinja_as_int(x, bound[2], "the step of a slice");
     if (*step == 0)
@@ -297,7 +298,8 @@ struct jval jinja_item(struct jrun *x, struct jval a, struct jval key)
         if (v)
             return *v;
     }
-    bool indexed = a.type == J_STRING || (a.type == J_LIST && (a.as.list->kind <= JL_RANGE || x->o->json_spelling));
+    bool indexed =
+        a.type == J_STRING || (a.type == J_LIST && (a.as.list->kind <= JL_RANGE || x->o->json_spelling));
     if (indexed && (key.type == J_INT || key.type == J_BOOL))
         return element(x, a, jinja_as_int(x, key, "an index"));
     if (key.type == J_STRING) {

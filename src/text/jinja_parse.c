@@ -131,7 +131,8 @@ static _Noreturn void unexpected(struct jparser *p, const char *wanted)
     const struct jtoken *t = jparse_peek(p);
     if (t->kind == TOK_EOF)
         jparse_fail(p, ERR_FORMAT, t->line, "the template ends where %s is expected", wanted);
-    jparse_fail(p, ERR_FORMAT, t->line, "%s is expected, not \"%.*s\"", wanted, (int)(t->n < 40 ? t->n : 40), t->s);
+    jparse_fail(p, ERR_FORMAT, t->line, "%s is expected, not \"%.*s\"", wanted, (int)(t->n < 40 ? t->n : 40),
+                t->s);
 }
 
 void jparse_expect_op(struct jparser *p, const char *op)
@@ -386,13 +387,19 @@ static const struct jnode *parse_statement(struct jparser *p)
         const char *name;
         const struct jnode *(*parse)(struct jparser *p);
     } statements[] = {
-        {"for", parse_for},           {"if", parse_if},
-        {"set", parse_set},           {"with", parse_with},
-        {"macro", parse_macro},       {"call", parse_call_block},
-        {"filter", parse_filter_block}, {"generation", parse_generation},
-        {"break", parse_break},       {"continue", parse_continue},
+        {"for", parse_for},
+        {"if", parse_if},
+        {"set", parse_set},
+        {"with", parse_with},
+        {"macro", parse_macro},
+        {"call", parse_call_block},
+        {"filter", parse_filter_block},
+        {"generation", parse_generation},
+        {"break", parse_break},
+        {"continue", parse_continue},
     };
-    static const char *const refused[] = {"extends", "block", "include", "import", "from", "autoescape", "print"};
+    static const char *const refused[] = {"extends", "block",      "include", "import",
+                                          "from",    "autoescape", "print"};
     const struct jtoken *t = jparse_expect_name(p);
     for (size_t i = 0; i < ARRAY_LEN(statements); i++)
         if (is_text(t, TOK_NAME, statements[i].name))

@@ -41,7 +41,7 @@ void jinja_print_float(struct jbuf *b, double f)
     if (text[0] == '-')
         jbuf_puts(b, "-");
     mark = strchr(text, 'e');
-    int exponent = mark ? atoi(mark + 1) : 0, n = 0;
+    int exponent = mark ? (int)strtol(mark + 1, NULL, 10) : 0, n = 0;
     for (const char *s = text; s < mark; s++)
         if (*s >= '0' && *s <= '9')
             digits[n++] = *s;
@@ -84,7 +84,11 @@ static void repr_string(struct jbuf *b, const struct jstr *s)
         } else if (junicode_printable(c)) {
             jbuf_add_str(b, s, i, len);
         } else {
-            int n = snprintf(text, sizeof text, c < 0x100 ? "\\x%02x" : c < 0x10000 ? "\\u%04x" : "\\U%08x", c);
+            int n = snprintf(text, sizeof text,
+                             c < 0x100     ? "\\x%02x"
+                             : c < 0x10000 ? "\\u%04x"
+                                           : "\\U%08x",
+                             c);
             jbuf_add(b, text, (size_t)n, marked);
         }
     }
@@ -279,7 +283,8 @@ static const struct jstr *key_text(struct jrun *x, struct jval key)
     if (key.type == J_NONE)
         return jinja_text(x, "null").as.s;
     if (!jinja_is_number(key))
-        jinja_fail(x, ERR_INVALID, "tojson: keys must be str, int, float, bool or None, not %s", jinja_type_name(key));
+        jinja_fail(x, ERR_INVALID, "tojson: keys must be str, int, float, bool or None, not %s",
+                   jinja_type_name(key));
     jinja_repr(&b, key);
     return jbuf_str(&b);
 }

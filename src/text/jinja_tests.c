@@ -89,8 +89,8 @@ static struct jval test_sequence(struct jrun *x, struct jcall *c)
 static struct jval test_iterable(struct jrun *x, struct jcall *c)
 {
     (void)x;
-    return jinja_bool(is_type(c, J_LIST) || is_type(c, J_STRING) || is_type(c, J_DICT) || is_type(c, J_LOOP) ||
-                      is_type(c, J_UNDEFINED));
+    return jinja_bool(is_type(c, J_LIST) || is_type(c, J_STRING) || is_type(c, J_DICT) ||
+                      is_type(c, J_LOOP) || is_type(c, J_UNDEFINED));
 }
 
 static struct jval test_callable(struct jrun *x, struct jcall *c)

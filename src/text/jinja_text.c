@@ -83,7 +83,10 @@ void jbuf_char(struct jbuf *b, uint32_t c, bool marked)
 const struct jstr *jbuf_str(struct jbuf *b)
 {
     struct jstr *s = jinja_alloc(b->x, 1, sizeof *s);
-    *s = (struct jstr){.s = b->n ? b->s : "", .marks = b->marks, .n = (uint32_t)b->n, .chars = UINT32_MAX,
+    *s = (struct jstr){.s = b->n ? b->s : "",
+                       .marks = b->marks,
+                       .n = (uint32_t)b->n,
+                       .chars = UINT32_MAX,
                        .marked = b->marked};
     return s;
 }
@@ -105,8 +108,12 @@ struct jval jinja_sub(struct jrun *x, const struct jstr *s, size_t from, size_t 
     if (n == s->n)
         return jinja_str(s);
     struct jstr *part = jinja_alloc(x, 1, sizeof *part);
-    *part = (struct jstr){.s = s->s + from, .marks = s->marks ? s->marks + from : NULL, .n = (uint32_t)n,
-                          .chars = UINT32_MAX, .marked = s->marked, .safe = s->safe};
+    *part = (struct jstr){.s = s->s + from,
+                          .marks = s->marks ? s->marks + from : NULL,
+                          .n = (uint32_t)n,
+                          .chars = UINT32_MAX,
+                          .marked = s->marked,
+                          .safe = s->safe};
     if (s->chars == s->n)
         part->chars = (uint32_t)n; /* ASCII */
     return jinja_str(part);
@@ -265,8 +272,8 @@ struct jval jinja_capitalize(struct jrun *x, const struct jstr *s)
     return jbuf_val(&b);
 }
 
-struct jval jinja_replace(struct jrun *x, const struct jstr *s, const struct jstr *from, const struct jstr *to,
-                          jint count)
+struct jval jinja_replace(struct jrun *x, const struct jstr *s, const struct jstr *from,
+                          const struct jstr *to, jint count)
 {
     struct jbuf b = {.x = x};
     size_t at = 0;

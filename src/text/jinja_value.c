@@ -45,8 +45,9 @@ struct jval jlist_val(struct jlist *l)
 
 const char *jinja_type_name(struct jval v)
 {
-    static const char *const names[] = {"Undefined", "NoneType", "bool",   "int",    "float",       "str",    "list", "dict",
-                                        "Namespace", "function", "method", "macro", "LoopContext", "Cycler", "Joiner"};
+    static const char *const names[] = {"Undefined", "NoneType", "bool",        "int",       "float",
+                                        "str",       "list",     "dict",        "Namespace", "function",
+                                        "method",    "macro",    "LoopContext", "Cycler",    "Joiner"};
     static const char *const lists[] = {"list",      "tuple",       "range",     "generator",
                                         "dict_keys", "dict_values", "dict_items"};
     return v.type == J_LIST ? lists[v.as.list->kind] : names[v.type];
@@ -496,7 +497,8 @@ struct jval jinja_from_json(struct jrun *x, const struct json *v, bool marked)
         struct jdict *d = jdict_new(x);
         for (uint32_t i = 0; i < v->n; i++) {
             const struct json_member *m = &v->as.members[i];
-            jdict_set(x, d, json_text(x, m->key, m->key_bytes, marked), jinja_from_json(x, &m->value, marked));
+            jdict_set(x, d, json_text(x, m->key, m->key_bytes, marked),
+                      jinja_from_json(x, &m->value, marked));
         }
         out = (struct jval){.type = J_DICT, .as.dict = d};
         break;

@@ -243,8 +243,8 @@ static bool is_plain(const struct encoder *x, size_t from, size_t to)
     return lo < x->n_plain && x->plain[lo].from < to;
 }
 
-/* The same for a token found in normalized text, where offsets are lost: its k-th occurrence is taken to be the
- * k-th of its content in the piece as given. One that is not found there counts as plain where the piece
+/* The same for a token found in normalized text, where offsets are lost: its k-th occurrence is taken to be
+ * the k-th of its content in the piece as given. One that is not found there counts as plain where the piece
  * touches a range: a special token is never made up from text that must not have any. */
 static bool is_plain_normalized(struct encoder *x, int32_t index)
 {
@@ -350,7 +350,8 @@ int tokenizer_encode(const struct tokenizer *t, const char *text, size_t n, unsi
 int tokenizer_encode_parts(const struct tokenizer *t, const char *text, size_t n, unsigned flags,
                            const struct text_range *plain, size_t n_plain, struct ids *out, struct err *e)
 {
-    struct encoder x = {.t = t, .flags = flags, .text = text, .plain = plain, .n_plain = n_plain, .out = out, .e = e};
+    struct encoder x = {
+        .t = t, .flags = flags, .text = text, .plain = plain, .n_plain = n_plain, .out = out, .e = e};
     size_t mark = out->n;
     int rc = check_text(text, n, e);
     if (rc)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Any bytes as a template, a NUL, and JSON variables: refused with a message, stopped by the caps, or rendered
- * twice to the same bytes, whose marked ranges are in order and within the text.
+ * Any bytes as a template, a NUL, and JSON variables: refused with a message, stopped by the caps, or
+ * rendered twice to the same bytes, whose marked ranges are in order and within the text.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -11,9 +11,11 @@
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 static const char variables[] =
-    "{\"messages\":[{\"role\":\"system\",\"content\":\"S\"},{\"role\":\"user\",\"content\":\"Gr\u00fc\u00dfe <s>\"},"
+    "{\"messages\":[{\"role\":\"system\",\"content\":\"S\"},{\"role\":\"user\",\"content\":\"Gr\u00fc\u00dfe "
+    "<s>\"},"
     "{\"role\":\"assistant\",\"content\":null,\"tool_calls\":[{\"id\":\"1\",\"function\":{\"name\":\"f\","
-    "\"arguments\":{\"a\":[1,2.5,true,null]}}}]},{\"role\":\"tool\",\"content\":[{\"type\":\"text\",\"text\":\"t\"}]}],"
+    "\"arguments\":{\"a\":[1,2.5,true,null]}}}]},{\"role\":\"tool\",\"content\":[{\"type\":\"text\",\"text\":"
+    "\"t\"}]}],"
     "\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\",\"parameters\":{\"type\":\"object\"}}}],"
     "\"add_generation_prompt\":true,\"bos_token\":\"<s>\"}";
 
@@ -34,12 +36,16 @@ static void render(const struct jinja_template *t, const struct json *root, bool
 {
     struct jinja_variable v[32];
     struct jinja_output out = {0}, again = {0};
-    struct jinja_options o = {.now = 1, .max_steps = 200000, .max_memory = 32 << 20, .max_output = 1 << 20,
+    struct jinja_options o = {.now = 1,
+                              .max_steps = 200000,
+                              .max_memory = 32 << 20,
+                              .max_output = 1 << 20,
                               .json_spelling = spelling};
     struct err e = {0};
     size_t n = 0;
     for (uint32_t i = 0; root->type == JSON_OBJECT && i < root->n && n < ARRAY_LEN(v); i++)
-        v[n++] = (struct jinja_variable){root->as.members[i].key, &root->as.members[i].value, NULL, i % 2 == 0};
+        v[n++] =
+            (struct jinja_variable){root->as.members[i].key, &root->as.members[i].value, NULL, i % 2 == 0};
     int rc = jinja_render(t, v, n, &o, &out, &e);
     if (rc ? e.message[0] == '\0' || out.text.data != NULL : jinja_render(t, v, n, &o, &again, NULL) != 0)
         abort();

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The template interpreter against jinja2 as transformers sets it up: our own cases (tests/templates/cases.json)
- * everywhere; real templates and a JavaScript port's cases where the material is. Then what the reference does
- * not have: caps, and marks that say who wrote a byte. The references are made by tools/template_reference.py.
+ * The template interpreter against jinja2 as transformers sets it up: our own cases
+ * (tests/templates/cases.json) everywhere; real templates and a JavaScript port's cases where the material
+ * is. Then what the reference does not have: caps, and marks that say who wrote a byte. The references are
+ * made by tools/template_reference.py.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -15,6 +16,7 @@
 
 #include "base/file.h"
 #include "base/hash.h"
+#include "base/thread.h"
 #include "text/text.h"
 
 #define NOW 1752148800 /* 2025-07-10 12:00 UTC, as in the references */
@@ -44,7 +46,7 @@ static const char *material(char *path, size_t n, const char *name)
     struct file_info info = {0};
     snprintf(path, n, "%s/chat_templates/%s", root ? root : TEST_SOURCE_ROOT "/../shared/material", name);
     if (file_stat(path, &info, NULL) || !info.exists) {
-        printf("# no material at %s\n", path);
+        print_message("SKIP templates of others: no material (set DAY0_MATERIAL)\n");
         skip();
     }
     return path;
@@ -61,8 +63,8 @@ static size_t variables_of(const struct json *context, struct jinja_variable *v,
     return n;
 }
 
-static int render(const char *source, size_t n, const struct json *context, bool spelling, struct jinja_output *out,
-                  struct err *e)
+static int render(const char *source, size_t n, const struct json *context, bool spelling,
+                  struct jinja_output *out, struct err *e)
 {
     struct jinja_template *t = NULL;
     struct jinja_variable v[64];
@@ -76,8 +78,8 @@ static int render(const char *source, size_t n, const struct json *context, bool
 }
 
 /* Rendered as wanted? want NULL: any error will do. */
-static bool same(const char *name, const struct json *source, const struct json *context, const struct json *want,
-                 bool spelling)
+static bool same(const char *name, const struct json *source, const struct json *context,
+                 const struct json *want, bool spelling)
 {
     struct jinja_output out;
     struct err e = {0};
@@ -134,7 +136,8 @@ static void real_templates(void **state)
             assert_int_equal(sha256_hex(strbuf_cstr(&out.text), out.text.len, hex, NULL), 0);
             bool ok = rc ? strcmp(want, "error") == 0 : strncmp(want, hex, strlen(want)) == 0;
             if (!ok)
-                printf("# %s, %s: %s\n", name, row->as.members[k].key, rc ? e.message : strbuf_cstr(&out.text));
+                printf("# %s, %s: %s\n", name, row->as.members[k].key,
+                       rc ? e.message : strbuf_cstr(&out.text));
             bad += !ok;
             jinja_output_release(&out);
         }
@@ -162,8 +165,8 @@ static void other_port_units(void **state)
         if (skipped)
             continue;
         n++;
-        bad += !same(all->as.members[i].key, json_get(c, "template"), json_get(c, "context"), json_get(c, "expected"),
-                     true);
+        bad += !same(all->as.members[i].key, json_get(c, "template"), json_get(c, "context"),
+                     json_get(c, "expected"), true);
     }
     arena_release(&arena);
     assert_int_equal(n, 157);
@@ -186,7 +189,8 @@ static void whole_conversations(void **state)
             if (data == NULL) /* formats a template, renders nothing */
                 continue;
             n++;
-            bad += !same(m->key, json_get(&m->value, "chat_template"), data, json_get(&m->value, "target"), false);
+            bad += !same(m->key, json_get(&m->value, "chat_template"), data, json_get(&m->value, "target"),
+                         false);
         }
     arena_release(&arena);
     assert_int_equal(n, 36);
@@ -201,15 +205,19 @@ static void caps_stop_templates(void **state)
         int code;
         const char *what;
     } all[] = {
-        {"{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", ERR_LIMIT, "needs more"},
+        {"{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", ERR_LIMIT,
+         "needs more"},
         {"{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", ERR_LIMIT, "nested"},
-        {"{% set n = namespace(s='ab') %}{% for i in range(99) %}{% set n.s = n.s + n.s %}{% endfor %}", ERR_LIMIT,
-         "a text of more"},
-        {"{% set n = namespace(l=[1]) %}{% for i in range(99) %}{% set n.l = [n.l, n.l] %}{% endfor %}{{ n.l }}",
+        {"{% set n = namespace(s='ab') %}{% for i in range(99) %}{% set n.s = n.s + n.s %}{% endfor %}",
+         ERR_LIMIT, "a text of more"},
+        {"{% set n = namespace(l=[1]) %}{% for i in range(99) %}{% set n.l = [n.l, n.l] %}{% endfor %}{{ n.l "
+         "}}",
          ERR_LIMIT, ""},
-        {"{% set n = namespace(l=[1, 2]) %}{% for i in range(40) %}{% set n.l = n.l + n.l %}{% endfor %}", ERR_LIMIT, ""},
+        {"{% set n = namespace(l=[1, 2]) %}{% for i in range(40) %}{% set n.l = n.l + n.l %}{% endfor %}",
+         ERR_LIMIT, ""},
         {"{% set n = namespace(l=[1]) %}{% for i in range(26) %}{% set n.l = [n.l, n.l] %}{% endfor %}"
-         "{{ n.l == [n.l[0], n.l[0]] }}{% set m = namespace(l=[1]) %}{% for i in range(26) %}{% set m.l = [m.l, m.l] %}"
+         "{{ n.l == [n.l[0], n.l[0]] }}{% set m = namespace(l=[1]) %}{% for i in range(26) %}{% set m.l = "
+         "[m.l, m.l] %}"
          "{% endfor %}{{ n.l == m.l }}",
          ERR_LIMIT, "steps"},
         {"{{ 'a' * 99999999999 }}", ERR_LIMIT, "a text of more"},
@@ -230,7 +238,8 @@ static void caps_stop_templates(void **state)
             fail_msg("%s: %d %s", all[i].source, rc, e.message);
     }
     struct strbuf deep = STRBUF_INIT;
-    const char *const patterns[] = {"{% if 1 %}", "{{ (", "{{ [", "{{ not ", "{{ -", "{{ 1+", "{{ a.", "{{ x(", "{{ a if b else "};
+    const char *const patterns[] = {"{% if 1 %}", "{{ (",  "{{ [",  "{{ not ",        "{{ -",
+                                    "{{ 1+",      "{{ a.", "{{ x(", "{{ a if b else "};
     for (size_t i = 0; i < ARRAY_LEN(patterns); i++) {
         struct jinja_output out;
         struct err e = {0};
@@ -309,13 +318,49 @@ static void errors_name_the_line(void **state)
     }
 }
 
+/* 201 messages take well under a millisecond on a quiet machine; the bound is for the slowest one. */
+static void a_long_chat_is_quick(void **state)
+{
+    (void)state;
+    static const char source[] =
+        "{%- for m in messages %}{{- '<|im_start|>' + m['role'] + '\\n' + m['content'] | trim + "
+        "'<|im_end|>' + '\\n' }}{%- endfor %}";
+    struct arena arena;
+    struct strbuf text = STRBUF_INIT;
+    const struct json *context = NULL;
+    struct jinja_template *t = NULL;
+    struct jinja_variable v[4];
+    uint64_t best = UINT64_MAX;
+    arena_init(&arena, NULL, MEM_MISC);
+    strbuf_puts(&text, "{\"messages\":[");
+    for (int i = 0; i < 201; i++)
+        strbuf_printf(&text, "%s{\"role\":\"user\",\"content\":\"%d %0200d\"}", i ? "," : "", i, 0);
+    strbuf_puts(&text, "]}");
+    assert_int_equal(json_parse(text.data, text.len, NULL, &arena, &context, NULL), 0);
+    assert_int_equal(jinja_open(&t, source, sizeof source - 1, NULL, NULL), 0);
+    for (int i = 0; i < 5; i++) {
+        struct jinja_output out = {0};
+        uint64_t begin = clock_ns();
+        assert_int_equal(jinja_render(t, v, variables_of(context, v, 4), NULL, &out, NULL), 0);
+        best = clock_ns() - begin < best ? clock_ns() - begin : best;
+        assert_true(out.text.len > 201 * 200);
+        assert_true(out.n_marked > 200);
+        jinja_output_release(&out);
+    }
+    print_message("# 201 messages in %.2f ms\n", (double)best / 1e6);
+    assert_true(best < 15000000);
+    jinja_close(t);
+    strbuf_release(&text);
+    arena_release(&arena);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(as_the_reference),    cmocka_unit_test(real_templates),
-        cmocka_unit_test(other_port_units),    cmocka_unit_test(whole_conversations),
-        cmocka_unit_test(caps_stop_templates), cmocka_unit_test(marks_follow_bytes),
-        cmocka_unit_test(errors_name_the_line),
+        cmocka_unit_test(as_the_reference),     cmocka_unit_test(real_templates),
+        cmocka_unit_test(other_port_units),     cmocka_unit_test(whole_conversations),
+        cmocka_unit_test(caps_stop_templates),  cmocka_unit_test(marks_follow_bytes),
+        cmocka_unit_test(errors_name_the_line), cmocka_unit_test(a_long_chat_is_quick),
     };
     setenv("TZ", "UTC", 1);
     return cmocka_run_group_tests_name("jinja", tests, NULL, NULL);

@@ -240,8 +240,8 @@ static const char plain_template[] =
 static void templates_are_rendered(void **state)
 {
     (void)state;
-    struct fixture *f = open_front(NULL, "{\"bos_token\":\"<s>\",\"eos_token\":{\"content\":\"</s>\"}}",
-                                   plain_template);
+    struct fixture *f =
+        open_front(NULL, "{\"bos_token\":\"<s>\",\"eos_token\":{\"content\":\"</s>\"}}", plain_template);
     struct ids ids = {0};
     open_it(f);
     assert_non_null(f->front);
@@ -268,10 +268,11 @@ static void templates_are_rendered(void **state)
 static void messages_forge_nothing(void **state)
 {
     (void)state;
-    static const char template[] = "{{ bos_token }}{% for m in messages %}{{ ('<' ~ m.content[1:])[:9] }}"
-                                   "{{ m.content | replace('x', '') | upper | lower }}{{ m.content.split('|') | join }}"
-                                   "{% set t %}{{ m.content }}{% endset %}{{ t ~ '' }}{{ m | tojson }}{{ [m.content] }}"
-                                   "{{ '</' ~ m.content[2:4] }}{{ '%s' | format(m.content) }}{{ eos_token }}{% endfor %}";
+    static const char template[] =
+        "{{ bos_token }}{% for m in messages %}{{ ('<' ~ m.content[1:])[:9] }}"
+        "{{ m.content | replace('x', '') | upper | lower }}{{ m.content.split('|') | join }}"
+        "{% set t %}{{ m.content }}{% endset %}{{ t ~ '' }}{{ m | tojson }}{{ [m.content] }}"
+        "{{ '</' ~ m.content[2:4] }}{{ '%s' | format(m.content) }}{{ eos_token }}{% endfor %}";
     struct fixture *f = open_front(NULL, "{\"bos_token\":\"<s>\",\"eos_token\":\"</s>\"}", template);
     struct ids ids = {0};
     struct err e = {0};
@@ -293,8 +294,9 @@ static void templates_by_name(void **state)
 {
     (void)state;
     struct fixture *f =
-        open_front(NULL, "{\"chat_template\":[{\"name\":\"tool_use\",\"template\":\"T{{ tools|length }}\"},"
-                         "{\"name\":\"default\",\"template\":\"D{{ tools }}\"}]}",
+        open_front(NULL,
+                   "{\"chat_template\":[{\"name\":\"tool_use\",\"template\":\"T{{ tools|length }}\"},"
+                   "{\"name\":\"default\",\"template\":\"D{{ tools }}\"}]}",
                    NULL);
     open_it(f);
     struct prompt_chat c = {.messages = parse(f, "[{\"role\":\"user\",\"content\":\"a\"}]")};
@@ -328,8 +330,8 @@ static void bad_templates_and_messages(void **state)
         int code;
         const char *what;
     } bad[] = {
-        {"{{ raise_exception('roles must alternate') }}", "[{\"role\":\"user\",\"content\":\"a\"}]", ERR_INVALID,
-         "roles must alternate"},
+        {"{{ raise_exception('roles must alternate') }}", "[{\"role\":\"user\",\"content\":\"a\"}]",
+         ERR_INVALID, "roles must alternate"},
         {"{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
          "[{\"role\":\"user\",\"content\":\"a\"}]", ERR_LIMIT, "needs more than"},
         {"x", "[{\"role\":\"user\",\"content\":[{\"type\":\"image_url\"}]}]", ERR_UNSUPPORTED, "image_url"},
