@@ -12,7 +12,8 @@
 
 #include "base/file.h"
 
-#define MAX_FILE (128u << 20)
+#define MAX_FILE     (128u << 20)
+#define MAX_TEMPLATE (1u << 20)
 
 static bool has_file(struct ckpt *c, const char *name)
 {
@@ -83,6 +84,37 @@ static int32_t first_of_empty(const struct tokenizer *t)
     return first;
 }
 
+/* The text of the template, for rules that tell families apart by it; "" if there is none. */
+static const char *template_text(struct prompt_front *p, struct ckpt *c, const struct json *chat)
+{
+    char *data;
+    size_t n;
+    if (chat && chat->type == JSON_ARRAY) /* a list of named ones */
+        chat = json_get(json_at(chat, 0), "template");
+    if (json_string(chat))
+        return json_string(chat);
+    const char *path = ckpt_path(c, "chat_template.jinja");
+    if (path == NULL || file_read(path, MAX_TEMPLATE, &p->arena, &data, &n, NULL) != ERR_OK)
+        return "";
+    return data;
+}
+
+/* Rules that an architecture file has wrong are its fault, and no reason to guess. */
+static int read_output_rules(struct prompt_front *p, const char *template, struct findings *f, bool *bad,
+                             struct err *e)
+{
+    struct err why = {0};
+    int rc = output_rules_compile(&p->output, p->spec->output, p->tokenizer, template, &p->arena, &why);
+    if (rc == ERR_FORMAT) {
+        finding_add(f, FINDING_C007, p->spec->arch_name, "%s", why.message);
+        *bad = true;
+        return ERR_OK;
+    }
+    if (rc && e)
+        *e = why;
+    return rc;
+}
+
 static int read_config(struct prompt_front *p, struct ckpt *c, struct findings *f, bool *bad, struct err *e)
 {
     static const char name[] = "tokenizer_config.json";
@@ -109,14 +141,19 @@ static int read_config(struct prompt_front *p, struct ckpt *c, struct findings *
     const struct json *chat = json_get(config, "chat_template");
     p->has_template = (chat && chat->type != JSON_NULL) || has_file(c, "chat_template.jinja") ||
                       has_file(c, "chat_template.json");
-    p->template_kind = p->has_template ? "jinja (not rendered by this build)" : "none (plain)";
+    p->template_kind = p->spec->has_chat
+                           ? arena_printf(&p->arena, "chat function of %s", p->spec->arch_name)
+                       : p->has_template ? "jinja (not rendered by this build)"
+                                         : "none (plain)";
+    if (p->template_kind == NULL)
+        return err_set(e, ERR_NOMEM, "out of memory for the text front");
     add_stop(p, named_token(p->tokenizer, config, "eos_token"));
     int32_t bos = named_token(p->tokenizer, config, "bos_token"), added = first_of_empty(p->tokenizer);
     p->bos_id = bos >= 0 ? bos : p->spec->bos_id;
     bool wanted = false;
     json_bool(json_get(config, "add_bos_token"), &wanted);
     p->force_bos = wanted && p->bos_id >= 0 && added != p->bos_id;
-    return ERR_OK;
+    return read_output_rules(p, template_text(p, c, chat), f, bad, e);
 }
 
 /* Tokenizer and model must agree on the ids. */
@@ -293,13 +330,23 @@ static int render_plain(const struct json *messages, struct strbuf *out, struct 
 int prompt_messages(const struct prompt_front *p, const struct json *messages, struct strbuf *rendered,
                     struct ids *out, struct err *e)
 {
+    return prompt_chat(p, &(struct chat_request){.messages = messages}, rendered, out, e);
+}
+
+int prompt_chat(const struct prompt_front *p, const struct chat_request *q, struct strbuf *rendered,
+                struct ids *out, struct err *e)
+{
     struct strbuf text = STRBUF_INIT;
+    if (p->spec->has_chat)
+        return prompt_by_function(p, q, rendered, out, e);
     if (p->has_template) {
         err_set(e, ERR_UNSUPPORTED, "this model's chat template cannot be rendered by this build");
         err_hint(e, "render it elsewhere and send the text as a plain prompt");
         return ERR_UNSUPPORTED;
     }
-    int rc = render_plain(messages, &text, e);
+    if (q->tools && q->tools->n > 0)
+        return err_set(e, ERR_UNSUPPORTED, "tools: this model has neither a template nor a chat function");
+    int rc = render_plain(q->messages, &text, e);
     if (rc == 0)
         rc = encode_once(p, strbuf_cstr(&text), text.len, TOKENIZE_SPECIAL, out, e);
     if (rc == 0 && rendered) {

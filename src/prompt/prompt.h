@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * The text front of a model: tokenizer, special ids and chat rendering of one directory. Turns messages or
- * text into ids, once and only once with BOS. Models without a chat template are rendered plainly (message
- * contents joined by newlines) and say so; a template this build cannot render is refused, never
- * approximated.
+ * text into ids, once and only once with BOS. A model without a chat template is rendered by the chat function
+ * of its architecture file, or plainly (message contents joined by newlines), and says so; a template this build
+ * cannot render is refused, never approximated. Also reads what a model writes: reasoning, text, tool calls.
  */
 #ifndef PROMPT_PROMPT_H
 #define PROMPT_PROMPT_H
@@ -20,7 +20,8 @@ struct prompt_front {
     uint32_t n_stop;
     uint32_t vocab_limit;      /* ids from here on cannot be sampled: no token has them; 0 none */
     bool has_template;         /* a chat template exists */
-    const char *template_kind; /* "none (plain)" or "jinja (not rendered by this build)" */
+    const char *template_kind; /* "chat function of NAME.lua", "none (plain)", "jinja (not rendered by this build)" */
+    struct output_rules *output; /* how to read what the model writes; NULL: all of it is text */
     int32_t bos_id;            /* -1 none */
     bool force_bos;            /* tokenizer_config.json asks for a BOS that tokenizer.json does not add */
     struct arena arena;
@@ -36,10 +37,81 @@ void prompt_close(struct prompt_front *p);
 /* Special tokens in the text become ids. A BOS written at its beginning counts as the one BOS. ERR_FORMAT: no
  * UTF-8; ERR_LIMIT. */
 int prompt_text(const struct prompt_front *p, const char *text, size_t n, struct ids *out, struct err *e);
-/* messages: JSON array of {"role","content"}; content a string or an array of {"type":"text","text"}; images
+/* A chat as the request has it. */
+struct chat_request {
+    const struct json *messages; /* array */
+    const struct json *tools;    /* array, or NULL */
+    const struct json *extra;    /* object of further options (chat_template_kwargs), or NULL */
+    const char *tool_choice, *reasoning_effort; /* or NULL */
+    int64_t unix_time;                          /* for today's date; 0: none is told */
+    bool no_generation_prompt;
+};
+/* By the architecture file's chat function: a list of {"text", "special"}, checked; in the arena. ERR_FORMAT: the
+ * function refused or failed; ERR_INVALID, ERR_LIMIT. */
+int prompt_segments(const struct spec *s, const struct chat_request *q, struct arena *arena,
+                    const struct json **segments, struct err *e);
+/* The same as ids (and as text). ERR_UNSUPPORTED: a special token that the tokenizer lacks. */
+int prompt_by_function(const struct prompt_front *p, const struct chat_request *q, struct strbuf *rendered,
+                       struct ids *out, struct err *e);
+/* By whatever the model has. */
+int prompt_chat(const struct prompt_front *p, const struct chat_request *q, struct strbuf *rendered,
+                struct ids *out, struct err *e);
+
+/* prompt_chat() of messages alone. messages: JSON array of {"role","content"}; content a string or an array of {"type":"text","text"}; images
  * are ERR_UNSUPPORTED here. Special tokens in messages stay text: who writes a message does not end it.
  * `rendered` may be NULL. */
 int prompt_messages(const struct prompt_front *p, const struct json *messages, struct strbuf *rendered,
                     struct ids *out, struct err *e);
+
+/* ---- what a model writes: reasoning, text and tool calls ---- */
+
+struct output_rules;
+/* From `output` of an architecture file (docs/arch-files.md): one table, or the first of a list that suits the
+ * tokenizer and the template. Tokens that `t` has are known by id; with t NULL all markers are text. *out NULL:
+ * none suits. Lives in the arena. ERR_FORMAT names what is wrong. */
+int output_rules_compile(struct output_rules **out, const struct json *rules, const struct tokenizer *t,
+                         const char *template_text, struct arena *arena, struct err *e);
+const char *output_rules_name(const struct output_rules *r); /* "none" for NULL */
+
+enum output_kind {
+    OUTPUT_CONTENT,
+    OUTPUT_REASONING,
+    OUTPUT_CALL,      /* a call begins: name, id (may be empty: it has none), index */
+    OUTPUT_ARGUMENTS, /* text: JSON of an object, or a piece of it */
+    OUTPUT_CALL_END,
+    OUTPUT_NOTE /* text: why something was passed on as text; for people */
+};
+struct output_event {
+    enum output_kind kind;
+    uint32_t index; /* of the call */
+    const char *text;
+    size_t n;
+    const char *name, *id;
+};
+typedef void (*output_sink)(void *ctx, const struct output_event *ev); /* pointers hold during the call */
+
+struct output_options {
+    bool calls;               /* the request offers tools: calls are looked for */
+    const struct json *tools; /* the request's; types of arguments that are not marked. May be NULL */
+    const char *prompt;       /* the rendered prompt, or its end: it may have opened the reasoning */
+    size_t n_prompt;
+};
+struct output_counts {
+    uint32_t calls, malformed, unfinished;
+};
+
+struct output_parser;
+/* tools must live as long as the parser. ERR_NOMEM. */
+int output_open(struct output_parser **out, const struct output_rules *r, const struct output_options *o,
+                output_sink sink, void *ctx, struct err *e);
+void output_close(struct output_parser *p);
+/* Text as it is decoded, cut anywhere: the events do not depend on the cuts, but for how texts are cut.
+ * ERR_NOMEM: the parser is of no more use. */
+int output_text(struct output_parser *p, const char *text, size_t n, struct err *e);
+bool output_is_marker(const struct output_parser *p, int32_t id); /* to be fed as a token, not as text */
+int output_marker(struct output_parser *p, int32_t id, struct err *e);
+/* The end. stopped: by the model's end token, not by a limit. */
+int output_finish(struct output_parser *p, bool stopped, struct err *e);
+const struct output_counts *output_counts(const struct output_parser *p);
 
 #endif
