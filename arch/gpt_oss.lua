@@ -198,7 +198,8 @@ local function chat(messages, o)
   for _, m in ipairs(messages) do
     if m.role == "system" or m.role == "developer" then
       if #list > 0 then error("a " .. m.role .. " message after others is not rendered", 0) end
-      instructions[#instructions + 1] = talk.content(m)
+      local text = talk.content(m)
+      if text ~= "" then instructions[#instructions + 1] = text end
     elseif m.role == "user" then
       list[#list + 1] = { role = "user", text = talk.content(m) }
     elseif m.role == "assistant" then
