@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Messages through the chat function of an architecture file: the request as plain data in, segments out, ids
- * from them. Owns the preparation of the data (arguments of tool calls become objects where their text is one)
- * and the check of what came back. Text of a message is tokenized as text, whatever it looks like: only what
- * the function itself marked becomes a special token, and it must be one.
+ * from them. Owns the preparation of the data (arguments of tool calls become objects where their text is
+ * one) and the check of what came back. Text of a message is tokenized as text, whatever it looks like: only
+ * what the function itself marked becomes a special token, and it must be one.
  */
 #include <string.h>
 #include <time.h>

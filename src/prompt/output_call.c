@@ -437,7 +437,6 @@ int call_parse(const struct call_rules *r, const struct json *tools, const char 
         strbuf_clear(&out->arguments);
         rc = take(r, tools, &m, out, e);
     }
-    bool failed =
-        strbuf_failed(&out->name) || strbuf_failed(&out->id) || strbuf_failed(&out->arguments);
+    bool failed = strbuf_failed(&out->name) || strbuf_failed(&out->id) || strbuf_failed(&out->arguments);
     return rc == 0 && failed ? err_set(e, ERR_NOMEM, "out of memory for a call") : rc;
 }

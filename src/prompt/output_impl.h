@@ -3,8 +3,8 @@
  * Private to src/prompt: the compiled form of the rules by which a model's output is read, and the bytes in
  * which text and marker tokens travel through the parser.
  *
- * A token that the rules name and that the tokenizer has travels as TOKEN_OPEN name TOKEN_CLOSE: bytes that no
- * UTF-8 has, so text that merely looks like a marker never is one.
+ * A token that the rules name and that the tokenizer has travels as TOKEN_OPEN name TOKEN_CLOSE: bytes that
+ * no UTF-8 has, so text that merely looks like a marker never is one.
  */
 #ifndef PROMPT_OUTPUT_IMPL_H
 #define PROMPT_OUTPUT_IMPL_H

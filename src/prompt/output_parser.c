@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Reading a model's output as it comes: text in, events out. Owns the states (text, reasoning, between calls,
- * within a call, within a message) and what is held back because it may become a marker. Refuses to lose or to
- * invent text: what looked like a call and is none comes out as text, with a note that says why.
+ * within a call, within a message) and what is held back because it may become a marker. Refuses to lose or
+ * to invent text: what looked like a call and is none comes out as text, with a note that says why.
  *
  * Events do not depend on how the input is cut: a place is decided only when every marker that could begin
  * there is complete or impossible, and the leftmost wins. Calls are held until they are whole, because only
@@ -17,7 +17,7 @@ enum state {
     AT_START, /* bare calls only: nothing but white space so far */
     TEXT,
     REASONING,
-    SECTION,  /* between the calls of a section */
+    SECTION, /* between the calls of a section */
     IN_CALL,
     AFTER_TAG, /* bare calls: behind the opening marker or another call */
     BETWEEN,   /* messages: none is open */
@@ -44,7 +44,7 @@ struct output_parser {
     bool noted_section;
     struct strbuf space; /* trim: white space that is layout if a marker follows */
     enum output_kind space_kind;
-    struct strbuf call; /* text of the marker that opened the call, or of a header */
+    struct strbuf call;         /* text of the marker that opened the call, or of a header */
     enum output_kind body_kind; /* BODY: OUTPUT_CALL for a call */
     struct strbuf recipient;
     struct parsed_call parsed;
@@ -136,7 +136,8 @@ static void look_for(const struct marker **set, uint32_t *n, const struct marker
         set[(*n)++] = m;
 }
 
-/* The first place from `from` on where one of the set stands, or, not at the end, could still come to stand. */
+/* The first place from `from` on where one of the set stands, or, not at the end, could still come to stand.
+ */
 static struct found find(const struct output_parser *p, const struct marker *const *set, uint32_t n,
                          size_t from, bool last)
 {
@@ -421,9 +422,8 @@ static int end_message_call(struct output_parser *p, size_t n, bool whole, struc
         name += strlen(prefix);
     clear_parsed(p);
     strbuf_puts(&p->parsed.name, name);
-    int rc = call_name_good(name, strlen(name))
-                 ? call_arguments(s, n, &p->parsed.arguments, &why)
-                 : err_set(&why, ERR_FORMAT, "the message has no recipient");
+    int rc = call_name_good(name, strlen(name)) ? call_arguments(s, n, &p->parsed.arguments, &why)
+                                                : err_set(&why, ERR_FORMAT, "the message has no recipient");
     if (rc == 0) {
         send_call(p);
         return ERR_OK;

@@ -98,9 +98,9 @@ static int known_keys(struct compiling *c, const struct json *table, const char 
 static const struct {
     const char *name;
     enum part_kind kind;
-} fields[] = {{"name", PART_NAME},     {"id", PART_ID},       {"json", PART_JSON}, {"call", PART_CALL},
-              {"args", PART_ARGS},     {"key", PART_KEY},     {"type", PART_TYPE}, {"string", PART_STRING},
-              {"value", PART_VALUE},   {"skip", PART_SKIP},   {"_", PART_SPACE}};
+} fields[] = {{"name", PART_NAME},   {"id", PART_ID},     {"json", PART_JSON}, {"call", PART_CALL},
+              {"args", PART_ARGS},   {"key", PART_KEY},   {"type", PART_TYPE}, {"string", PART_STRING},
+              {"value", PART_VALUE}, {"skip", PART_SKIP}, {"_", PART_SPACE}};
 
 static const char *field_at(const char *s, size_t n, enum part_kind *kind)
 {
@@ -313,8 +313,8 @@ static int check_apart(struct compiling *c)
     const struct output_rules *r = c->r;
     const struct marker *all[32];
     uint32_t n = 0;
-    const struct marker *fixed[] = {&r->think_open,          &r->think_close,    &r->calls.section_open,
-                                    &r->calls.section_close, &r->calls.open,     &r->messages.start,
+    const struct marker *fixed[] = {&r->think_open,          &r->think_close,  &r->calls.section_open,
+                                    &r->calls.section_close, &r->calls.open,   &r->messages.start,
                                     &r->messages.channel,    &r->messages.body};
     for (size_t i = 0; i < ARRAY_LEN(fixed); i++)
         all[n++] = fixed[i];
@@ -332,8 +332,8 @@ static int check_apart(struct compiling *c)
 
 static int compile(struct compiling *c, const struct json *v)
 {
-    static const char *const known[] = {"name",      "tokens", "needs", "template", "reasoning",
-                                        "tools",     "skip",   "trim",  "messages", NULL};
+    static const char *const known[] = {"name",  "tokens", "needs", "template", "reasoning",
+                                        "tools", "skip",   "trim",  "messages", NULL};
     const struct json *part;
     int rc = known_keys(c, v, known, "output");
     if (!rc)

@@ -141,8 +141,7 @@ static int read_config(struct prompt_front *p, struct ckpt *c, struct findings *
     const struct json *chat = json_get(config, "chat_template");
     p->has_template = (chat && chat->type != JSON_NULL) || has_file(c, "chat_template.jinja") ||
                       has_file(c, "chat_template.json");
-    p->template_kind = p->spec->has_chat
-                           ? arena_printf(&p->arena, "chat function of %s", p->spec->arch_name)
+    p->template_kind = p->spec->has_chat ? arena_printf(&p->arena, "chat function of %s", p->spec->arch_name)
                        : p->has_template ? "jinja (not rendered by this build)"
                                          : "none (plain)";
     if (p->template_kind == NULL)

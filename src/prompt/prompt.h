@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * The text front of a model: tokenizer, special ids and chat rendering of one directory. Turns messages or
- * text into ids, once and only once with BOS. A model without a chat template is rendered by the chat function
- * of its architecture file, or plainly (message contents joined by newlines), and says so; a template this build
- * cannot render is refused, never approximated. Also reads what a model writes: reasoning, text, tool calls.
+ * text into ids, once and only once with BOS. A model without a chat template is rendered by the chat
+ * function of its architecture file, or plainly (message contents joined by newlines), and says so; a
+ * template this build cannot render is refused, never approximated. Also reads what a model writes:
+ * reasoning, text, tool calls.
  */
 #ifndef PROMPT_PROMPT_H
 #define PROMPT_PROMPT_H
@@ -18,12 +19,13 @@ struct prompt_front {
     const char *model_name; /* last component of the directory */
     int32_t stop_ids[20];   /* union of spec's eos and the tokenizer's */
     uint32_t n_stop;
-    uint32_t vocab_limit;      /* ids from here on cannot be sampled: no token has them; 0 none */
-    bool has_template;         /* a chat template exists */
-    const char *template_kind; /* "chat function of NAME.lua", "none (plain)", "jinja (not rendered by this build)" */
+    uint32_t vocab_limit; /* ids from here on cannot be sampled: no token has them; 0 none */
+    bool has_template;    /* a chat template exists */
+    const char *
+        template_kind; /* "chat function of NAME.lua", "none (plain)", "jinja (not rendered by this build)" */
     struct output_rules *output; /* how to read what the model writes; NULL: all of it is text */
-    int32_t bos_id;            /* -1 none */
-    bool force_bos;            /* tokenizer_config.json asks for a BOS that tokenizer.json does not add */
+    int32_t bos_id;              /* -1 none */
+    bool force_bos;              /* tokenizer_config.json asks for a BOS that tokenizer.json does not add */
     struct arena arena;
 };
 
@@ -46,8 +48,8 @@ struct chat_request {
     int64_t unix_time;                          /* for today's date; 0: none is told */
     bool no_generation_prompt;
 };
-/* By the architecture file's chat function: a list of {"text", "special"}, checked; in the arena. ERR_FORMAT: the
- * function refused or failed; ERR_INVALID, ERR_LIMIT. */
+/* By the architecture file's chat function: a list of {"text", "special"}, checked; in the arena. ERR_FORMAT:
+ * the function refused or failed; ERR_INVALID, ERR_LIMIT. */
 int prompt_segments(const struct spec *s, const struct chat_request *q, struct arena *arena,
                     const struct json **segments, struct err *e);
 /* The same as ids (and as text). ERR_UNSUPPORTED: a special token that the tokenizer lacks. */
@@ -57,18 +59,18 @@ int prompt_by_function(const struct prompt_front *p, const struct chat_request *
 int prompt_chat(const struct prompt_front *p, const struct chat_request *q, struct strbuf *rendered,
                 struct ids *out, struct err *e);
 
-/* prompt_chat() of messages alone. messages: JSON array of {"role","content"}; content a string or an array of {"type":"text","text"}; images
- * are ERR_UNSUPPORTED here. Special tokens in messages stay text: who writes a message does not end it.
- * `rendered` may be NULL. */
+/* prompt_chat() of messages alone. messages: JSON array of {"role","content"}; content a string or an array
+ * of {"type":"text","text"}; images are ERR_UNSUPPORTED here. Special tokens in messages stay text: who
+ * writes a message does not end it. `rendered` may be NULL. */
 int prompt_messages(const struct prompt_front *p, const struct json *messages, struct strbuf *rendered,
                     struct ids *out, struct err *e);
 
 /* ---- what a model writes: reasoning, text and tool calls ---- */
 
 struct output_rules;
-/* From `output` of an architecture file (docs/arch-files.md): one table, or the first of a list that suits the
- * tokenizer and the template. Tokens that `t` has are known by id; with t NULL all markers are text. *out NULL:
- * none suits. Lives in the arena. ERR_FORMAT names what is wrong. */
+/* From `output` of an architecture file (docs/arch-files.md): one table, or the first of a list that suits
+ * the tokenizer and the template. Tokens that `t` has are known by id; with t NULL all markers are text. *out
+ * NULL: none suits. Lives in the arena. ERR_FORMAT names what is wrong. */
 int output_rules_compile(struct output_rules **out, const struct json *rules, const struct tokenizer *t,
                          const char *template_text, struct arena *arena, struct err *e);
 const char *output_rules_name(const struct output_rules *r); /* "none" for NULL */

@@ -181,8 +181,9 @@ int spec_weight_tensors(const struct spec *s, size_t weight, const struct ckpt *
 typedef int (*spec_logical_fn)(void *ctx, const char *name, const struct spec_weight *w);
 int spec_each_logical(const struct spec *s, spec_logical_fn f, void *ctx);
 
-/* The architecture file's chat(messages, options), in a sandbox of its own. *result: a list of {text, special}, as
- * the function gave it, checked by whoever asks. ERR_FORMAT: the function failed, with its message; ERR_LIMIT. */
+/* The architecture file's chat(messages, options), in a sandbox of its own. *result: a list of {text,
+ * special}, as the function gave it, checked by whoever asks. ERR_FORMAT: the function failed, with its
+ * message; ERR_LIMIT. */
 int spec_chat(const struct spec *s, const struct json *messages, const struct json *options,
               struct arena *arena, const struct json **result, struct err *e);
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What an architecture file says of chats: whether it renders messages, its rules for the output, and the call
- * of its chat function. Every call has a sandbox of its own, so one request leaves nothing for the next.
+ * What an architecture file says of chats: whether it renders messages, its rules for the output, and the
+ * call of its chat function. Every call has a sandbox of its own, so one request leaves nothing for the next.
  */
 #include "script/script.h"
 #include "spec/spec_internal.h"
@@ -31,9 +31,8 @@ int spec_read_chat(struct spec *s, struct script *script, struct err *e)
 int spec_chat(const struct spec *s, const struct json *messages, const struct json *options,
               struct arena *arena, const struct json **result, struct err *e)
 {
-    static const struct script_limits limits = {.max_bytes = CHAT_MAX_BYTES,
-                                                .max_instructions = CHAT_MAX_INSTRUCTIONS,
-                                                .max_wall_ns = CHAT_MAX_NS};
+    static const struct script_limits limits = {
+        .max_bytes = CHAT_MAX_BYTES, .max_instructions = CHAT_MAX_INSTRUCTIONS, .max_wall_ns = CHAT_MAX_NS};
     const struct json *args[] = {messages, options};
     struct script *script = NULL;
     if (!s->has_chat)

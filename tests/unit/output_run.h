@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * For tests of the output parser: the rules of arch/chat.lua, and a run of the parser whose events are written
- * down as one text: C[content] R[reasoning] T(name|id|arguments), neighbouring texts joined.
+ * For tests of the output parser: the rules of arch/chat.lua, and a run of the parser whose events are
+ * written down as one text: C[content] R[reasoning] T(name|id|arguments), neighbouring texts joined.
  */
 #ifndef TESTS_OUTPUT_RUN_H
 #define TESTS_OUTPUT_RUN_H
