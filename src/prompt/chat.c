@@ -123,19 +123,28 @@ static int prepare_messages(const struct json *messages, struct arena *arena, co
     return write_and_read(&text, arena, out, e);
 }
 
-static bool has_extra(const struct chat_request *q, const char *key)
+static bool has_variable(const struct prompt_chat *q, const char *key)
 {
-    return json_get(q->extra, key) != NULL;
+    return json_get(q->variables, key) != NULL;
+}
+
+static void write_date(struct json_writer *w, int64_t now)
+{
+    char date[16] = "";
+    struct tm tm;
+    time_t t = (time_t)now;
+    if (gmtime_r(&t, &tm) && strftime(date, sizeof date, "%Y-%m-%d", &tm) > 0)
+        json_put_string(w, "current_date", date);
 }
 
 /* What the request names itself comes before what it passes on. */
-static int prepare_options(const struct chat_request *q, struct arena *arena, const struct json **out,
+static int prepare_options(const struct prompt_chat *q, struct arena *arena, const struct json **out,
                            struct err *e)
 {
     static const char *const ours[] = {"tools", "add_generation_prompt", "tool_choice", "reasoning_effort"};
     struct strbuf text = STRBUF_INIT;
     struct json_writer w;
-    if (q->extra && q->extra->type != JSON_OBJECT)
+    if (q->variables && q->variables->type != JSON_OBJECT)
         return err_set(e, ERR_INVALID, "chat_template_kwargs is no object");
     json_writer_init(&w, &text, false);
     json_begin_object(&w);
@@ -148,25 +157,20 @@ static int prepare_options(const struct chat_request *q, struct arena *arena, co
         json_put_string(&w, "tool_choice", q->tool_choice);
     if (q->reasoning_effort)
         json_put_string(&w, "reasoning_effort", q->reasoning_effort);
-    else if (has_extra(q, "reasoning_effort")) {
+    else if (has_variable(q, "reasoning_effort")) {
         json_key(&w, "reasoning_effort");
-        json_write_tree(&w, json_get(q->extra, "reasoning_effort"));
+        json_write_tree(&w, json_get(q->variables, "reasoning_effort"));
     }
-    if (!has_extra(q, "current_date") && q->unix_time > 0) {
-        char date[16] = "";
-        struct tm tm;
-        time_t t = (time_t)q->unix_time;
-        if (gmtime_r(&t, &tm) && strftime(date, sizeof date, "%Y-%m-%d", &tm) > 0)
-            json_put_string(&w, "current_date", date);
-    }
-    for (uint32_t i = 0; q->extra && i < q->extra->n; i++) {
+    if (!has_variable(q, "current_date") && q->now >= 0)
+        write_date(&w, q->now ? q->now : (int64_t)(clock_unix_ns() / 1000000000));
+    for (uint32_t i = 0; q->variables && i < q->variables->n; i++) {
         bool taken = false;
         for (size_t k = 0; k < ARRAY_LEN(ours); k++)
-            taken = taken || strcmp(ours[k], q->extra->as.members[i].key) == 0;
+            taken = taken || strcmp(ours[k], q->variables->as.members[i].key) == 0;
         if (taken)
             continue;
-        json_key(&w, q->extra->as.members[i].key);
-        json_write_tree(&w, &q->extra->as.members[i].value);
+        json_key(&w, q->variables->as.members[i].key);
+        json_write_tree(&w, &q->variables->as.members[i].value);
     }
     json_end_object(&w);
     return write_and_read(&text, arena, out, e);
@@ -194,7 +198,7 @@ static int check_segments(const struct spec *s, const struct json *list, struct 
     return ERR_OK;
 }
 
-int prompt_segments(const struct spec *s, const struct chat_request *q, struct arena *arena,
+int prompt_segments(const struct spec *s, const struct prompt_chat *q, struct arena *arena,
                     const struct json **segments, struct err *e)
 {
     const struct json *messages = NULL, *options = NULL;
@@ -220,7 +224,7 @@ static int add_special(const struct prompt_front *p, const char *text, struct id
     return ERR_OK;
 }
 
-int prompt_by_function(const struct prompt_front *p, const struct chat_request *q, struct strbuf *rendered,
+int prompt_by_function(const struct prompt_front *p, const struct prompt_chat *q, struct strbuf *rendered,
                        struct ids *out, struct err *e)
 {
     struct arena arena;

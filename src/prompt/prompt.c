@@ -329,10 +329,10 @@ static int render_plain(const struct json *messages, struct strbuf *out, struct 
 int prompt_messages(const struct prompt_front *p, const struct json *messages, struct strbuf *rendered,
                     struct ids *out, struct err *e)
 {
-    return prompt_chat(p, &(struct chat_request){.messages = messages}, rendered, out, e);
+    return prompt_chat(p, &(struct prompt_chat){.messages = messages}, rendered, out, e);
 }
 
-int prompt_chat(const struct prompt_front *p, const struct chat_request *q, struct strbuf *rendered,
+int prompt_chat(const struct prompt_front *p, const struct prompt_chat *q, struct strbuf *rendered,
                 struct ids *out, struct err *e)
 {
     struct strbuf text = STRBUF_INIT;

@@ -39,24 +39,24 @@ void prompt_close(struct prompt_front *p);
 /* Special tokens in the text become ids. A BOS written at its beginning counts as the one BOS. ERR_FORMAT: no
  * UTF-8; ERR_LIMIT. */
 int prompt_text(const struct prompt_front *p, const char *text, size_t n, struct ids *out, struct err *e);
-/* A chat as the request has it. */
-struct chat_request {
-    const struct json *messages; /* array */
-    const struct json *tools;    /* array, or NULL */
-    const struct json *extra;    /* object of further options (chat_template_kwargs), or NULL */
+/* A conversation as chat/completions has it. */
+struct prompt_chat {
+    const struct json *messages;
+    const struct json *tools;                   /* array, or NULL */
+    const struct json *variables;               /* object: further options (chat_template_kwargs), or NULL */
     const char *tool_choice, *reasoning_effort; /* or NULL */
-    int64_t unix_time;                          /* for today's date; 0: none is told */
-    bool no_generation_prompt;
+    bool no_generation_prompt;                  /* add_generation_prompt: false */
+    int64_t now; /* Unix seconds, for today's date; 0: the clock; negative: none */
 };
 /* By the architecture file's chat function: a list of {"text", "special"}, checked; in the arena. ERR_FORMAT:
  * the function refused or failed; ERR_INVALID, ERR_LIMIT. */
-int prompt_segments(const struct spec *s, const struct chat_request *q, struct arena *arena,
+int prompt_segments(const struct spec *s, const struct prompt_chat *q, struct arena *arena,
                     const struct json **segments, struct err *e);
 /* The same as ids (and as text). ERR_UNSUPPORTED: a special token that the tokenizer lacks. */
-int prompt_by_function(const struct prompt_front *p, const struct chat_request *q, struct strbuf *rendered,
+int prompt_by_function(const struct prompt_front *p, const struct prompt_chat *q, struct strbuf *rendered,
                        struct ids *out, struct err *e);
 /* By whatever the model has. */
-int prompt_chat(const struct prompt_front *p, const struct chat_request *q, struct strbuf *rendered,
+int prompt_chat(const struct prompt_front *p, const struct prompt_chat *q, struct strbuf *rendered,
                 struct ids *out, struct err *e);
 
 /* prompt_chat() of messages alone. messages: JSON array of {"role","content"}; content a string or an array

@@ -5,7 +5,6 @@
  */
 #include <string.h>
 
-#include "base/thread.h"
 #include "serve/serve_impl.h"
 
 #define MAX_JSON_DEPTH 64
@@ -111,12 +110,11 @@ static int make_prompt(struct serve *s, const struct request_params *p, struct i
         return api_error(err, 400, "context_length_exceeded", p->messages ? "messages" : "prompt",
                          "the context holds %u tokens; a prompt of %zu bytes has more", s->max_context,
                          bytes);
-    struct chat_request chat = {.messages = p->messages,
-                                .tools = p->tools,
-                                .extra = p->template_kwargs,
-                                .tool_choice = p->no_calls ? "none" : NULL,
-                                .reasoning_effort = p->reasoning_effort,
-                                .unix_time = clock_unix_ns() / 1000000000};
+    struct prompt_chat chat = {.messages = p->messages,
+                               .tools = p->tools,
+                               .variables = p->template_kwargs,
+                               .tool_choice = p->no_calls ? "none" : NULL,
+                               .reasoning_effort = p->reasoning_effort};
     if (p->prompt)
         rc = prompt_text(s->front, p->prompt->as.string, p->prompt->n, ids, &e);
     else

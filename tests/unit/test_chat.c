@@ -68,18 +68,19 @@ static const struct json *parse(struct fixture *f, const char *text, size_t n)
     return v;
 }
 
-static struct chat_request request_of(const struct json *v)
+static struct prompt_chat request_of(const struct json *v)
 {
     bool prompt = true;
     json_bool(json_get(v, "add_generation_prompt"), &prompt);
-    return (struct chat_request){.messages = json_get(v, "messages"),
-                                 .tools = json_get(v, "tools"),
-                                 .tool_choice = json_string(json_get(v, "tool_choice")),
-                                 .extra = json_get(v, "extra"),
-                                 .no_generation_prompt = !prompt};
+    return (struct prompt_chat){.messages = json_get(v, "messages"),
+                                .tools = json_get(v, "tools"),
+                                .tool_choice = json_string(json_get(v, "tool_choice")),
+                                .variables = json_get(v, "extra"),
+                                .no_generation_prompt = !prompt,
+                                .now = -1};
 }
 
-static const struct json *segments_of(struct fixture *f, const struct spec *s, const struct chat_request *q)
+static const struct json *segments_of(struct fixture *f, const struct spec *s, const struct prompt_chat *q)
 {
     const struct json *list = NULL;
     struct err e = {0};
@@ -100,7 +101,7 @@ static void text_of(const struct json *segments, struct strbuf *out)
 static void renders(struct fixture *f, const struct spec *s, const char *request, const char *want, size_t n)
 {
     struct strbuf got = STRBUF_INIT;
-    struct chat_request q = request_of(parse(f, request, strlen(request)));
+    struct prompt_chat q = request_of(parse(f, request, strlen(request)));
     text_of(segments_of(f, s, &q), &got);
     if (got.len != n || memcmp(strbuf_cstr(&got), want, n) != 0)
         fail_msg("%s:\n got  %s\n want %.*s", request, strbuf_cstr(&got), (int)n, want);
@@ -145,8 +146,8 @@ static void kimi_k3_renderings(void **state)
         const struct json *w = json_get(&wanted->as.members[i].value, "segments");
         const struct json *in = json_get(inputs, name);
         assert_non_null(in);
-        struct chat_request q = request_of(in);
-        q.extra = in; /* thinking, thinking_effort; the rest is none of the function's options */
+        struct prompt_chat q = request_of(in);
+        q.variables = in; /* thinking, thinking_effort; the rest is none of the function's options */
         const struct json *got = segments_of(f, &s, &q);
         for (uint32_t k = 0; k < w->n && k < got->n; k++) {
             const struct json *a = json_at(got, k), *b = json_at(w, k);
@@ -592,7 +593,7 @@ static void contents_forge_nothing(void **state)
         struct strbuf rendered = STRBUF_INIT;
         struct err e = {0};
         snprintf(text, sizeof text, "[{\"role\":\"user\",\"content\":\"%s\"}]", contents[i]);
-        struct chat_request q = {.messages = parse(f, text, strlen(text))};
+        struct prompt_chat q = {.messages = parse(f, text, strlen(text))};
         assert_int_equal(prompt_chat(&front, &q, &rendered, &ids, &e), 0);
         assert_non_null(strstr(strbuf_cstr(&rendered), contents[i]));
         assert_int_equal(ids.data[0], 300);
@@ -607,7 +608,7 @@ static void contents_forge_nothing(void **state)
     /* a tokenizer of another family */
     struct ids ids = {0};
     struct err e = {0};
-    struct chat_request q = {.messages = parse(f, "[{\"role\":\"user\",\"content\":\"a\"}]", 31)};
+    struct prompt_chat q = {.messages = parse(f, "[{\"role\":\"user\",\"content\":\"a\"}]", 31)};
     front.tokenizer = tokenizer_with(NULL);
     assert_int_equal(prompt_chat(&front, &q, NULL, &ids, &e), ERR_UNSUPPORTED);
     assert_non_null(strstr(e.message, "<|open|>"));
@@ -642,7 +643,7 @@ static void functions_that_fail(void **state)
          ERR_LIMIT, "bytes"},
         {FILE_WITH("io.open('/etc/passwd')"), ERR_FORMAT, "io"},
     };
-    struct chat_request q = {.messages = parse(f, "[{\"role\":\"user\",\"content\":\"a\"}]", 31)};
+    struct prompt_chat q = {.messages = parse(f, "[{\"role\":\"user\",\"content\":\"a\"}]", 31)};
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
         struct spec s = written(cases[i].file);
         const struct json *list = NULL;
@@ -682,7 +683,7 @@ static void requests_that_are_refused(void **state)
         struct spec s = shipped(cases[i].file);
         const struct json *list = NULL;
         struct err e = {0};
-        struct chat_request q = request_of(parse(f, cases[i].request, strlen(cases[i].request)));
+        struct prompt_chat q = request_of(parse(f, cases[i].request, strlen(cases[i].request)));
         assert_int_equal(prompt_segments(&s, &q, &f->arena, &list, &e), cases[i].code);
         if (!strstr(e.message, cases[i].what))
             fail_msg("%s: %s", cases[i].request, e.message);

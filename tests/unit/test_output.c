@@ -229,20 +229,19 @@ static const struct expected families[] = {
     {"deepseek_v3", "", DS_CALLS(DS_BEGIN "f" DS_SEP "no" DS_END), "C[" DS_BEGIN "f" DS_SEP "no" DS_END "]",
      0, 1, 0},
     {"deepseek_v32", "</think>",
-     "Go\n\n" DSML("function_calls>\n")
-         DSML("invoke name=\"f\">\n")
-             DSML("parameter name=\"a\" string=\"true\">7</") "\xEF\xBD\x9C"
-                                                              "DSML\xEF\xBD\x9Cparameter>\n" DSML(
-                                                                  "parameter name=\"b\" "
-                                                                  "string=\"false\">[7]</") "\xEF\xBD\x9C"
-                                                                                            "DSML\xEF\xBD\x9C"
-                                                                                            "parameter>\n</"
-                                                                                            "\xEF\xBD\x9C"
-                                                                                            "DSML\xEF\xBD\x9C"
-                                                                                            "invoke>\n</"
-                                                                                            "\xEF\xBD\x9C"
-                                                                                            "DSML\xEF\xBD\x9C"
-                                                                                            "function_calls>",
+     "Go\n\n" DSML("function_calls>\n") DSML("invoke name=\"f\">\n")
+         DSML("parameter name=\"a\" string=\"true\">7</") "\xEF\xBD\x9C"
+                                                          "DSML\xEF\xBD\x9Cparameter>\n" DSML(
+                                                              "parameter name=\"b\" "
+                                                              "string=\"false\">[7]</") "\xEF\xBD\x9C"
+                                                                                        "DSML\xEF\xBD\x9C"
+                                                                                        "parameter>\n</"
+                                                                                        "\xEF\xBD\x9C"
+                                                                                        "DSML\xEF\xBD\x9C"
+                                                                                        "invoke>\n</"
+                                                                                        "\xEF\xBD\x9C"
+                                                                                        "DSML\xEF\xBD\x9C"
+                                                                                        "function_calls>",
      "C[Go]T(f||{\"a\":\"7\",\"b\":[7]})", 0, 0, 0},
     /* Llama 3.x */
     {"llama3", NULL, "{\"name\": \"f\", \"parameters\": {\"a\": \"x}\"}}", "T(f||{\"a\": \"x}\"})", 0, 0, 0},
