@@ -335,8 +335,8 @@ static void on_token(struct live_request *r, const struct engine_event *ev)
     }
     send_reasoning(r);
     bool calls = r->streaming && r->output.n_sent < r->output.n_calls;
-    if (calls && certain > 0) { /* the text that stands before them */
-        give_out(r, certain, NULL);
+    if (calls) { /* the text before them, which no stop string can go on in */
+        give_out(r, r->out.hit ? certain : r->out.held.len, NULL);
         certain = 0;
     }
     send_calls(r);

@@ -23,6 +23,7 @@
 #define SCRIPT_NAN   LETTER('d') /* two tokens, then NaN */
 #define SCRIPT_CALL  LETTER('g') /* reasoning, text and a tool call, byte by byte, then </s> */
 #define SCRIPT_BAD   LETTER('h') /* a tool call that is none */
+#define SCRIPT_HALF  LETTER('i') /* half a character, <unk>, "so", then </s> */
 #define SCRIPT_WORLD LETTER('f') /* " world" */
 #define SCRIPT_NAN0  LETTER('e') /* NaN at once */
 
@@ -63,6 +64,8 @@ static int32_t fake_token(int32_t script, uint32_t k, const struct step_sampling
         return k >= sizeof call - 1 ? 2 : BYTE_ID((unsigned char)call[k]);
     if (script == SCRIPT_BAD)
         return k >= sizeof bad - 1 ? 2 : BYTE_ID((unsigned char)bad[k]);
+    if (script == SCRIPT_HALF)
+        return k == 0 ? BYTE_ID(0xC3) : k == 1 ? 0 : k == 2 ? LETTER('s') : k == 3 ? LETTER('o') : 2;
     if (script == SCRIPT_WORLD)
         k += 5;
     if (script == SCRIPT_HELLO || script == SCRIPT_WORLD)

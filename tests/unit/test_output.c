@@ -190,6 +190,10 @@ static const struct expected families[] = {
      "C[<tool_call>\n<function=f>\n<parameter=a>\n1\n</para</function>\n</tool_call>]", 0, 1, 0},
     {"qwen3_coder", NULL, "<tool_call>\n<function=f>\n<parameter=a>\n1",
      "C[<tool_call>\n<function=f>\n<parameter=a>\n1]", LENGTH, 0, 1},
+    {"qwen3_coder", NULL,
+     "<tool_call><function=f><parameter=a>1</parameter><parameter=a>2</parameter></function></tool_call>",
+     "C[<tool_call><function=f><parameter=a>1</parameter><parameter=a>2</parameter></function></tool_call>]",
+     0, 1, 0},
     /* GLM 4.5 and later */
     {"glm", "<think>",
      "r</think>Now.<tool_call>find<arg_key>code</arg_key><arg_value>7</arg_value><arg_key>n</"

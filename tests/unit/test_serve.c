@@ -51,8 +51,15 @@ static void *run_server(void *arg)
     return NULL;
 }
 
+static const char text_rules[] =
+    "{\"name\":\"t\",\"trim\":true,\"reasoning\":{\"open\":\"<think>\",\"close\":"
+    "\"</think>\"},\"tools\":{"
+    "\"open\":\"<tool_call>\",\"close\":\"</tool_call>\",\"body\":\"$call\"}}";
+static const char token_rules[] =
+    "{\"name\":\"t\",\"tokens\":[\"<unk>\"],\"reasoning\":{\"open\":\"i\",\"close\":\"<unk>\"}}";
+
 /* Contents one after the other; the last token chooses the script of the engine. */
-static void add_chat(struct server *s)
+static void add_chat(struct server *s, const char *rules)
 {
     static const char file[] =
         "return { chat = function(messages, o)\n"
@@ -62,17 +69,14 @@ static void add_chat(struct server *s)
         "  for _, m in ipairs(messages) do s.text(talk.content(m)) end\n"
         "  return s.list\n"
         "end }";
-    static const char rules[] = "{\"name\":\"t\",\"trim\":true,\"reasoning\":{\"open\":\"<think>\",\"close\":"
-                                "\"</think>\"},\"tools\":{"
-                                "\"open\":\"<tool_call>\",\"close\":\"</tool_call>\",\"body\":\"$call\"}}";
     s->spec.arch_name = "t.lua";
     s->spec.arch_file = (struct arch_file){.name = "t.lua", .text = file, .n = sizeof file - 1};
     s->spec.has_chat = true;
-    assert_int_equal(json_parse(rules, sizeof rules - 1, NULL, &s->arena, &s->spec.output, NULL), 0);
+    assert_int_equal(json_parse(rules, strlen(rules), NULL, &s->arena, &s->spec.output, NULL), 0);
 }
 
-/* with_chat: a chat function and rules for the output. */
-static struct server *new_server_of(struct engine_limits limits, bool with_chat)
+/* rules: for the output, and a chat function; NULL: neither. */
+static struct server *new_server_of(struct engine_limits limits, const char *rules)
 {
     struct server *s = calloc(1, sizeof *s);
     struct strbuf b = STRBUF_INIT;
@@ -95,8 +99,8 @@ static struct server *new_server_of(struct engine_limits limits, bool with_chat)
     findings_release(&f);
     findings_init(&f, &s->d0.mem);
     arena_init(&s->arena, NULL, MEM_MISC);
-    if (with_chat)
-        add_chat(s);
+    if (rules)
+        add_chat(s, rules);
     assert_int_equal(prompt_open(&s->front, s->ckpt, &s->spec, &f, &s->d0, &e), 0);
     assert_non_null(s->front);
     assert_int_equal(s->front->vocab_limit, TINY_VOCAB);
@@ -108,7 +112,7 @@ static struct server *new_server_of(struct engine_limits limits, bool with_chat)
 
 static struct server *new_server(struct engine_limits limits)
 {
-    return new_server_of(limits, false);
+    return new_server_of(limits, NULL);
 }
 
 static const struct engine_limits usual = {.max_tokens = 512,
@@ -246,6 +250,7 @@ static int64_t int_at(const struct json *v, const char *path)
 struct stream {
     struct strbuf text, reasoning, calls; /* calls: "index:id:name:" or "index:arguments " for each event */
     char finish[16], error[256], code[64];
+    int n_late; /* texts behind a call */
     int n_notes, n_events, n_ids, n_scored, prompt_tokens, completion_tokens, leave_after;
     uint64_t seed;
     bool done, failed, over, began;
@@ -279,6 +284,7 @@ static bool on_event(void *user, const struct sse_event *ev)
         strbuf_printf(&st->calls, "%d:%s ", (int)int_at(call, "index"), text_at(call, "function.arguments"));
     if (at(v, "choices.0.output_notes"))
         st->n_notes += (int)at(v, "choices.0.output_notes")->n;
+    st->n_late += text && text->n > 0 && st->calls.len > 0;
     if (text)
         strbuf_add(&st->text, text->as.string, text->n);
     if (json_string(at(v, "choices.0.finish_reason")))
@@ -466,7 +472,7 @@ static void streams_equal_answers(void **state)
 static void calls_and_reasoning(void **state)
 {
     (void)state;
-    struct server *s = new_server_of(usual, true);
+    struct server *s = new_server_of(usual, text_rules);
     struct arena a;
     struct stream st = {0};
     arena_init(&a, NULL, MEM_MISC);
@@ -514,11 +520,17 @@ static void calls_and_reasoning(void **state)
     assert_string_equal(strbuf_cstr(&st.text), "<tool_call>no</tool_call>");
     assert_int_equal(st.n_notes, 1);
     stream_release(&st);
+    /* text that might have become a stop string comes before the calls */
+    stream(s, CHAT, SAY("g") TOOLS ",\"stream\":true,\"stop\":\"sox\"}", &st);
+    assert_string_equal(strbuf_cstr(&st.text), "why \xC3\xBC</think>\n\nso");
+    assert_int_equal(st.n_late, 0);
+    assert_string_equal(st.finish, "tool_calls");
+    stream_release(&st);
     /* a stop string ends the text before the calls */
     v = post(s, CHAT, SAY("g") TOOLS ",\"stop\":\"think\"}", 200, &a);
     assert_string_equal(text_at(v, "choices.0.message.content"), "why \xC3\xBC</");
     assert_string_equal(text_at(v, "choices.0.finish_reason"), "stop");
-    assert_true(metric(s, "day0_tool_calls_total") == 4);
+    assert_true(metric(s, "day0_tool_calls_total") == 6);
     assert_true(metric(s, "day0_malformed_tool_calls_total") == 2);
     assert_true(metric(s, "day0_unfinished_tool_calls_total") == 1);
     /* what the function says of a request */
@@ -534,7 +546,7 @@ static void calls_and_reasoning(void **state)
 static void reasoning_from_the_prompt(void **state)
 {
     (void)state;
-    struct server *s = new_server_of(usual, true);
+    struct server *s = new_server_of(usual, text_rules);
     struct arena a;
     struct stream st = {0};
     arena_init(&a, NULL, MEM_MISC);
@@ -548,6 +560,21 @@ static void reasoning_from_the_prompt(void **state)
     assert_string_equal(strbuf_cstr(&st.text), "so");
     assert_string_equal(st.finish, "tool_calls");
     stream_release(&st);
+    arena_release(&a);
+    stop(s);
+}
+
+/* A marker that is a token, behind half a character: what is left of that ends before it. */
+static void marker_behind_half_a_character(void **state)
+{
+    (void)state;
+    struct server *s = new_server_of(usual, token_rules);
+    struct arena a;
+    arena_init(&a, NULL, MEM_MISC);
+    start(s, (struct serve_options){0});
+    const struct json *v = post(s, CHAT, SAY("i") "}", 200, &a);
+    assert_string_equal(text_at(v, "choices.0.message.reasoning_content"), "\xEF\xBF\xBD");
+    assert_string_equal(text_at(v, "choices.0.message.content"), "so");
     arena_release(&a);
     stop(s);
 }
@@ -1161,6 +1188,7 @@ int main(void)
         cmocka_unit_test(streams_equal_answers),
         cmocka_unit_test(calls_and_reasoning),
         cmocka_unit_test(reasoning_from_the_prompt),
+        cmocka_unit_test(marker_behind_half_a_character),
         cmocka_unit_test(stop_strings),
         cmocka_unit_test(stop_ends_the_work),
         cmocka_unit_test(stop_text_alone),
