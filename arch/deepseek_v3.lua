@@ -5,6 +5,7 @@
 return {
   arch = { "DeepseekV3ForCausalLM" },
   model_type = { "deepseek_v3", "kimi_k2" },
+  output = { talk.formats.kimi_k2, talk.formats.deepseek_v3, talk.formats.think },
   build = function(c)
     local H, nh, eps = c:count "hidden_size", c:count "num_attention_heads", c:num "rms_norm_eps"
     local nope, rd, vd = c:count "qk_nope_head_dim", c:count "qk_rope_head_dim", c:count "v_head_dim"

@@ -5,6 +5,7 @@
 return {
   arch = { "KimiK25ForConditionalGeneration" },
   model_type = { "kimi_k25" },
+  output = talk.formats.kimi_k2,
   build = function(top)
     local c, v = top:sub { "text_config" }, top:sub { "vision_config" }
     local H, nh, eps = c:count "hidden_size", c:count "num_attention_heads", c:num "rms_norm_eps"

@@ -76,6 +76,22 @@ static int32_t first_of_empty(const struct tokenizer *t)
     return first;
 }
 
+/* Rules that an architecture file has wrong are its fault, and no reason to guess. */
+static int read_output_rules(struct prompt_front *p, const char *template, struct findings *f, bool *bad,
+                             struct err *e)
+{
+    struct err why = {0};
+    int rc = output_rules_compile(&p->output, p->spec->output, p->tokenizer, template, &p->arena, &why);
+    if (rc == ERR_FORMAT) {
+        finding_add(f, FINDING_C007, p->spec->arch_name, "%s", why.message);
+        *bad = true;
+        return ERR_OK;
+    }
+    if (rc && e)
+        *e = why;
+    return rc;
+}
+
 static int read_config(struct prompt_front *p, struct ckpt *c, struct findings *f, bool *bad, struct err *e)
 {
     static const char name[] = "tokenizer_config.json";
@@ -102,13 +118,17 @@ static int read_config(struct prompt_front *p, struct ckpt *c, struct findings *
     rc = templates_read(p, c, config, e);
     if (rc)
         return rc;
+    if (p->spec->has_chat)
+        p->template_kind = arena_printf(&p->arena, "chat function of %s", p->spec->arch_name);
+    if (p->template_kind == NULL)
+        return err_set(e, ERR_NOMEM, "out of memory for the text front");
     add_stop(p, named_token(p->tokenizer, config, "eos_token"));
     int32_t bos = named_token(p->tokenizer, config, "bos_token"), added = first_of_empty(p->tokenizer);
     p->bos_id = bos >= 0 ? bos : p->spec->bos_id;
     bool wanted = false;
     json_bool(json_get(config, "add_bos_token"), &wanted);
     p->force_bos = wanted && p->bos_id >= 0 && added != p->bos_id;
-    return ERR_OK;
+    return read_output_rules(p, p->template_text ? p->template_text : "", f, bad, e);
 }
 
 /* Tokenizer and model must agree on the ids. */
