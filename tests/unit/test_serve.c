@@ -741,6 +741,14 @@ static void refusals(void **state)
         {COMPLETIONS, "{\"model\":\"tiny\",\"prompt\":[1,-1]}", 400, "prompt", "invalid_value"},
         {COMPLETIONS, "{\"model\":\"tiny\",\"prompt\":[1,320]}", 400, "prompt", "invalid_value"},
         {COMPLETIONS, "{\"model\":\"tiny\",\"prompt\":\"a\",\"n\":2}", 400, "n", "unsupported"},
+        {CHAT,
+         "{\"model\":\"tiny\",\"messages\":[{\"role\":\"user\",\"content\":\"a\"}],\"chat_template_kwargs\":["
+         "]}",
+         400, "chat_template_kwargs", "invalid_value"},
+        {CHAT,
+         "{\"model\":\"tiny\",\"messages\":[{\"role\":\"user\",\"content\":\"a\"}],\"add_generation_prompt\":"
+         "1}",
+         400, "add_generation_prompt", "invalid_value"},
         {COMPLETIONS, "{\"model\":\"tiny\",\"prompt\":\"a\",\"best_of\":3}", 400, "best_of", "unsupported"},
         {COMPLETIONS, "{\"model\":\"tiny\",\"prompt\":\"a\",\"echo\":true}", 400, "echo", "unsupported"},
         {COMPLETIONS, "{\"model\":\"tiny\",\"prompt\":\"a\",\"logit_bias\":{\"5\":1}}", 400, "logit_bias",
