@@ -90,6 +90,8 @@ def stable():
     forms = [(getattr(normalizers, f)(), (lambda f: lambda s: unicodedata.normalize(f, s))(f)) for f in ("NFC", "NFD", "NFKC", "NFKD")]
     forms.append((normalizers.Lowercase(), lambda s: s.lower() if s != "\u03a3" else "\u03c3"))
     clean = normalizers.BertNormalizer(clean_text=True, handle_chinese_chars=False, strip_accents=False, lowercase=False)
+    marks, accents = pre_tokenizers.Punctuation("removed"), normalizers.StripAccents()
+    nonspacing = normalizers.BertNormalizer(clean_text=False, handle_chinese_chars=False, strip_accents=True, lowercase=False)
     for c in scalars:
         s, k = chr(c), unicodedata.category(chr(c))
         if k == "Cn" and c not in seen:
@@ -98,6 +100,11 @@ def stable():
         space = c in (9, 10, 13, 32, 0xA0, 0x1680, 0x202F, 0x205F, 0x3000, 0x2028, 0x2029) or 0x2000 <= c <= 0x200A
         same = seen.get(c) == k and all(n.normalize_str(s) == f(s) for n, f in forms)
         same = same and clean.normalize_str(s) == ("" if gone else " " if space else s)
+        same = same and (marks.pre_tokenize_str(s) == []) == (k[0] == "P" or c < 128 and k[0] == "S")
+        same = same and accents.normalize_str(s) == ("" if k[0] == "M" else s)
+        same = same and nonspacing.normalize_str(s) == "".join(d for d in unicodedata.normalize("NFD", s) if unicodedata.category(d) != "Mn")
+        if k[0] == "M":  # the order of marks
+            same = same and all(n.normalize_str(x) == f(x) for n, f in forms[:2] for x in ("a\u0301" + s + "\u0316", "a\u0316" + s, s + "\u0345\u0334", "a\u3099" + s + "\u0f71"))
         (alike if same else other).append(c)
     return ranges_of(alike), ranges_of(other)
 
@@ -235,7 +242,7 @@ def components():
     pre = [split(regex("\\s+"), b, i) for b in ("Removed", "Isolated", "MergedWithPrevious", "MergedWithNext", "Contiguous") for i in (False, True)]
     pre += [split({"String": "e"}, b) for b in ("Isolated", "MergedWithPrevious", "MergedWithNext", "Contiguous")]
     pre += [split(regex(p), "Isolated") for p in (
-        CL100K.replace("?+", "?").replace("++", "+"), "[\\p{Han}&&[^\\p{L}]]+|\\p{Han}+" if 0 else "\\p{Han}+", KIMI, "\\d|\\w+", "\\bt\\w*\\b", "[^\\W\\d]" if 0 else "[^\\w\\s]+",
+        CL100K.replace("?+", "?").replace("++", "+"), "\\p{Han}+", KIMI, "\\d|\\w+", "\\bt\\w*\\b", "[^\\w\\s]+",
         "(?i)the|K", "\\p{Lu}\\p{Ll}+|\\P{L}{2,}", "[\\p{Cyrillic}\\p{Greek}]+", "\\p{^L}+", "^.{3}|.$", "\\h{2}|\\v", "(?<=e)\\s|\\S(?=!)", "x{,2}y|a{2}")]
     pre += [{"type": "ByteLevel", "add_prefix_space": a, "trim_offsets": True, "use_regex": r} for a in (True, False) for r in (True, False)]
     pre += [{"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": p, "split": s} for p in ("always", "first", "never") for s in (True, False)]

@@ -95,6 +95,7 @@ int cmd_env(struct d0 *d0, int argc, char **argv);
 int cmd_inspect(struct d0 *d0, int argc, char **argv);
 int cmd_ops(struct d0 *d0, int argc, char **argv);
 int cmd_record(struct d0 *d0, int argc, char **argv);
+int cmd_prompt(struct d0 *d0, int argc, char **argv);
 int cmd_run(struct d0 *d0, int argc, char **argv);
 int cmd_serve(struct d0 *d0, int argc, char **argv);
 int cmd_stress(struct d0 *d0, int argc, char **argv);

@@ -21,6 +21,7 @@ static const struct command commands[] = {
     {"inspect", cmd_inspect, "MODEL",
      "what it is: parameters, operators, KV bytes per token, legal TP and EP"},
     {"draft", cmd_draft, "MODEL [-o FILE]", "a first architecture file for a model nobody described"},
+    {"prompt", cmd_prompt, "MODEL --text FILE", "what a text becomes: ids and pieces"},
     {"run", cmd_run, "MODEL -p TEXT", "generate once"},
     {"record", cmd_record, "MODEL -o TRACE",
      "run it exactly, layer by layer from disk, and write what it computed"},

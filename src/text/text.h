@@ -27,6 +27,11 @@ struct tiktoken_special {
 int tokenizer_open_tiktoken(struct tokenizer **out, const char *ranks, size_t n, const char *pattern,
                             const struct tiktoken_special *special, size_t n_special, struct mem *mem,
                             struct err *e);
+/* The same for a model directory: config is its tokenizer_config.json (or NULL), whose "added_tokens_decoder"
+ * has the special tokens and whose "pat_str", if it is there, is the pattern; else fallback is (or NULL:
+ * ERR_UNSUPPORTED). */
+int tokenizer_open_ranks(struct tokenizer **out, const char *ranks, size_t n, const struct json *config,
+                         const char *fallback, struct mem *mem, struct err *e);
 void tokenizer_close(struct tokenizer *t);
 
 uint32_t tokenizer_vocab(const struct tokenizer *t); /* largest id + 1, added tokens included */

@@ -13,8 +13,10 @@
 /* White_Space; PCRE2's \s also has U+180E. Ranges, so that a class with it stays one class. */
 #define SPACE                                                                                                \
     "\\t-\\r \\x{85}\\x{a0}\\x{1680}\\x{2000}-\\x{200a}\\x{2028}\\x{2029}\\x{202f}\\x{205f}\\x{3000}"
-#define WORD_ONIG "\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}"
-#define WORD_RUST WORD_ONIG "\\p{Join_Control}"
+/* Oniguruma counts six numbers of Latin-1 among the characters of words, though not within a class. */
+#define WORD      "\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}"
+#define WORD_ONIG WORD "\\x{b2}\\x{b3}\\x{b9}\\x{bc}-\\x{be}"
+#define WORD_RUST WORD "\\p{Join_Control}"
 
 struct translator {
     const char *s, *end;
@@ -162,9 +164,9 @@ static int code_point(struct translator *t, unsigned least, unsigned most)
     return ERR_OK;
 }
 
-static const char *word_class(const struct translator *t)
+static const char *word_class(const struct translator *t, bool in_class)
 {
-    return t->dialect == REGEX_ONIG ? WORD_ONIG : WORD_RUST;
+    return t->dialect == REGEX_RUST ? WORD_RUST : in_class ? WORD : WORD_ONIG;
 }
 
 /* Escapes that mean one character or a class everywhere. */
@@ -174,7 +176,7 @@ static int escape_letter(struct translator *t, char c, bool in_class)
                                           "\\O", "\\H", "\\C", "\\M", "\\c", "\\y", "\\Y"};
     static char simple[] = "tnrfae";
     struct strbuf *o = t->out;
-    const char *w = word_class(t);
+    const char *w = word_class(t, in_class);
     if (strchr(simple, c))
         strbuf_printf(o, "\\%c", c);
     else if (c == 'v')

@@ -200,3 +200,46 @@ int tokenizer_open_tiktoken(struct tokenizer **out, const char *ranks, size_t n,
     *out = t;
     return ERR_OK;
 }
+
+/* "added_tokens_decoder": {"163584": {"content": "[BOS]", "special": true}, ...} */
+static int special_tokens(const struct json *config, struct arena *arena, struct tiktoken_special **out,
+                          size_t *n, struct err *e)
+{
+    const struct json *list = json_get(config, "added_tokens_decoder");
+    *n = list && list->type == JSON_OBJECT ? list->n : 0;
+    *out = arena_alloc_n(arena, *n, sizeof **out);
+    if (*out == NULL)
+        return err_set(e, ERR_NOMEM, "out of memory for the special tokens");
+    for (size_t i = 0; i < *n; i++) {
+        const struct json_member *m = &list->as.members[i];
+        const char *content = json_string(json_get(&m->value, "content"));
+        int64_t id;
+        bool special = true;
+        json_bool(json_get(&m->value, "special"), &special);
+        if (content == NULL || !str_to_i64(m->key, &id) || id < 0 || id > INT32_MAX)
+            return err_set(e, ERR_FORMAT,
+                           "tokenizer_config.json: added_tokens_decoder: %.40s is no token with an id",
+                           m->key);
+        (*out)[i] = (struct tiktoken_special){(int32_t)id, content, special};
+    }
+    return ERR_OK;
+}
+
+int tokenizer_open_ranks(struct tokenizer **out, const char *ranks, size_t n, const struct json *config,
+                         const char *fallback, struct mem *mem, struct err *e)
+{
+    struct tiktoken_special *special = NULL;
+    struct arena a;
+    size_t n_special;
+    const char *pattern = json_string(json_get(config, "pat_str"));
+    if (pattern == NULL && (pattern = fallback) == NULL)
+        return err_set(e, ERR_UNSUPPORTED,
+                       "tiktoken.model needs a pattern that cuts text: neither \"pat_str\" of "
+                       "tokenizer_config.json nor the architecture file has one");
+    arena_init(&a, NULL, MEM_TEXT);
+    int rc = special_tokens(config, &a, &special, &n_special, e);
+    if (rc == 0)
+        rc = tokenizer_open_tiktoken(out, ranks, n, pattern, special, n_special, mem, e);
+    arena_release(&a);
+    return rc;
+}
