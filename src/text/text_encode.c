@@ -80,7 +80,7 @@ int text_encode_word(struct encoder *x, const char *s, size_t n, bool alphabet)
     if (rc == 0)
         rc = x->t->model == MODEL_BPE ? bpe_encode(x->t, &x->scratch, word, word_n, x->out, x->e)
                                       : words_encode(x->t, &x->scratch, word, word_n, x->out, x->e);
-    if (rc == 0)
+    if (rc == 0 && x->out->n > mark) /* a word may give no ids, before there is memory for any */
         word_cache_put(x->cache, s, n, hash, x->out->data + mark, x->out->n - mark);
     return rc;
 }

@@ -271,8 +271,9 @@ static void write_ranks(const struct fixture *f)
 static void ranks_of_tiktoken(void **state)
 {
     (void)state;
-    static const char config[] = "{\"added_tokens_decoder\":{\"300\":{\"content\":\"[EOS]\",\"special\":true}},"
-                                 "\"eos_token\":\"[EOS]\"%s}";
+    static const char config[] =
+        "{\"added_tokens_decoder\":{\"300\":{\"content\":\"[EOS]\",\"special\":true}},"
+        "\"eos_token\":\"[EOS]\"%s}";
     for (int own = 0; own < 2; own++) {
         char text[256];
         snprintf(text, sizeof text, config, own ? ",\"pat_str\":\"[^b]+|b\"" : "");
@@ -301,12 +302,9 @@ static void ranks_of_tiktoken(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(one_bos),
-        cmocka_unit_test(stop_ids_are_a_union),
-        cmocka_unit_test(plain_messages),
-        cmocka_unit_test(templates_are_refused),
-        cmocka_unit_test(ranks_of_tiktoken),
-        cmocka_unit_test(what_is_wrong_is_found),
+        cmocka_unit_test(one_bos),           cmocka_unit_test(stop_ids_are_a_union),
+        cmocka_unit_test(plain_messages),    cmocka_unit_test(templates_are_refused),
+        cmocka_unit_test(ranks_of_tiktoken), cmocka_unit_test(what_is_wrong_is_found),
     };
     return cmocka_run_group_tests_name("prompt", tests, NULL, NULL);
 }
