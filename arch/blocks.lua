@@ -31,6 +31,21 @@ function gated_mlp(a)
   return linear { glu { g, u, fn = a.fn or "silu", p = a.p }, "down_proj", out = a.out or x.dim, part = row, bias = a.bias }
 end
 
+-- x as a number of `bits` significant bits.
+local function rounded(x, bits)
+  local unit = 2.0 ^ (math.floor(math.log(x, 2)) - bits + 1)
+  local q = x / unit
+  local low = math.floor(q)
+  if q - low > 0.5 or q - low == 0.5 and low % 2 == 1 then low = low + 1 end
+  return low * unit
+end
+
+-- Gemma's embedding: times the root of its width, which the reference rounds to the type of the weights. c: the text's config; a: as embed.
+function embed_by_root(c, a)
+  local dtype = c:text("dtype", c:text("torch_dtype", "bfloat16"))
+  return scale { embed(a), by = rounded(a.dim ^ 0.5, dtype == "float32" and 24 or dtype == "float16" and 11 or 8) }
+end
+
 -- CLIP and SigLIP. o.cls: a class row before the patches, and a norm before the blocks. Called inside a tower.
 function clip_tower(v, o)
   local W, n, p = v:count("hidden_size", 768), v:count("num_attention_heads", 12), v:count("patch_size", 16)

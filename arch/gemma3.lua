@@ -3,15 +3,6 @@
 -- Gemma-3: five layers with a window, then one without; norms before and behind every branch, all stored minus one; embeddings scaled by
 -- the root of their width. With images: SigLIP, whose rows are averaged, normed and projected.
 
--- x as a number of `bits` significant bits: what the scale becomes in the type of the weights.
-local function rounded(x, bits)
-  local unit = 2.0 ^ (math.floor(math.log(x, 2)) - bits + 1)
-  local q = x / unit
-  local low = math.floor(q)
-  if q - low > 0.5 or q - low == 0.5 and low % 2 == 1 then low = low + 1 end
-  return low * unit
-end
-
 return {
   arch = { "Gemma3ForConditionalGeneration", "Gemma3ForCausalLM" },
   model_type = { "gemma3", "gemma3_text" },
@@ -61,9 +52,7 @@ return {
       end)
     end) end
 
-    local dtype = c:text("dtype", c:text("torch_dtype", "bfloat16"))
-    local bits = dtype == "float32" and 24 or dtype == "float16" and 11 or 8
-    local x = scale { embed { at .. "embed_tokens", vocab = c:count("vocab_size", 262208), dim = H }, by = rounded(H ^ 0.5, bits) }
+    local x = embed_by_root(c, { at .. "embed_tokens", vocab = c:count("vocab_size", 262208), dim = H })
     x = layers { x, n = L, at = at .. "layers.%d", each = function(x, i)
       local full = is_full(i)
       local h = norm(x, "input_layernorm")

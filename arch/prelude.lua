@@ -94,6 +94,11 @@ function methods.opt(v, key, default)
   if x == nil then return default end
   return x
 end
+-- Whether the key stands there, null included: where null says "none" and absence a default.
+function methods.states(v, key)
+  read(v, key)
+  return is_view[v].raw[key] ~= nil
+end
 function methods.count(v, key, default) return typed(v, key, default, to_count, "an integer from 1 to 2147483647") end
 function methods.int(v, key, default) return typed(v, key, default, to_integer, "an integer") end
 function methods.num(v, key, default) return typed(v, key, default, to_number, "a number") end

@@ -15,11 +15,13 @@ cannot() { echo "llama_cpp.sh: $1" >&2; exit 77; }
 # llama-bench
 bench=$cache/build/bin/llama-bench
 [ -x "$cache/venv/bin/python" ] || python3 -m venv "$cache/venv" > /dev/null 2>&1 || cannot "no virtual environment at $cache/venv"
-"$cache/venv/bin/python" -c 'import gguf' 2> /dev/null || "$cache/venv/bin/python" -m pip install --quiet gguf || cannot "gguf cannot be installed"
+"$cache/venv/bin/python" -c 'import gguf, scikit_build_core' 2> /dev/null ||
+    "$cache/venv/bin/python" -m pip install --quiet --disable-pip-version-check gguf scikit-build-core || cannot "gguf cannot be installed"
 if [ ! -x "$bench" ]; then
     command -v cmake > /dev/null || cannot "cmake is not installed"
     [ -n "$(ls "$cache"/llama_cpp_python-*.tar.gz 2> /dev/null)" ] ||
-        "$cache/venv/bin/python" -m pip download --quiet --no-deps --no-binary llama-cpp-python -d "$cache" llama-cpp-python || cannot "no source"
+        "$cache/venv/bin/python" -m pip download --quiet --disable-pip-version-check --no-deps --no-build-isolation --no-binary llama-cpp-python \
+            -d "$cache" llama-cpp-python || cannot "no source"
     tar -xzf "$cache"/llama_cpp_python-*.tar.gz -C "$cache"
     cmake -S "$cache"/llama_cpp_python-*/vendor/llama.cpp -B "$cache/build" -DCMAKE_BUILD_TYPE=Release -DGGML_NATIVE=ON -DBUILD_SHARED_LIBS=OFF \
         -DLLAMA_BUILD_COMMON=ON -DLLAMA_BUILD_TOOLS=ON -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_SERVER=OFF -DLLAMA_CURL=OFF \

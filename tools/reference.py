@@ -2,13 +2,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Records what transformers computes for the tiny models of tests/parity, in float32 on the CPU.
 
-usage: reference.py [--build BUILD] [--out DIR] [--show] [FAMILY...]
+usage: reference.py [--build BUILD] [--out DIR] [--show] [--halves] [FAMILY...]
 For each family: the program BUILD/tests/parity/parity writes config.json and model.safetensors (weights are a pure function of
 seed, name and index; names and shapes are those of day0's own description), transformers loads these files, and every
 parameter must come from them. Two prompts are run: logits at all positions, and for the long one the values at the points that
 day0's graph names. Where the checkpoint is quantised, the library gets the numbers that its codes stand for (tools/tensors.py).
 Before anything is written the reference must agree with itself: prompt at once against the last tokens one by one through its
-cache, and every switch of the family must move its logits. Format: docs/references.md. Needs torch and transformers
+cache, and every switch of the family must move its logits. Recurrent states behind the last token go into a file of their own.
+With --halves nothing of that is written, but how far the library's own run in bfloat16 is from float32, every layer fed with
+what float32 gave: of each recorded probe and of the logits the worst and the median row. Format: docs/references.md. Needs torch
+and transformers
 (`make references`). Families whose tiny/*.json names another "recorder" are left to that one.
 """
 import argparse
@@ -30,18 +33,24 @@ CACHE_LIMIT = 2e-5
 
 # Probe of day0 -> what was recorded: the module's output, or NAME:in for its input. The first that is there counts.
 ALIASES = [
+    (r"(.*\.self_attn)\.attn", r"\1.attention"),
     (r"(.*\.self_attn)\.attn", r"\1.o_proj:in"),
     (r"(.*\.mlp)\.act", r"\1.down_proj:in"),
     (r"(.*\.mlp)\.add", r"\1"),
     (r"(.*\.shared_experts?)\.act", r"\1.down_proj:in"),
     (r"(.*\.layers\.\d+)\.add", r"\1.post_attention_layernorm:in"),
+    (r"(.*)\.chosen", r"\1.gate.topk"),
+    (r"(.*)\.chosen", r"\1.router.topk"),
+    (r"(.*)\.chosen", r"\1.topk"),
 ]
 
 
 class Choices:
-    """Watches torch.topk: how far, relative to the largest value, the last chosen one is from the best one left out."""
+    """Watches torch.topk: how far, relative to the largest value, the last chosen one is from the best one left out. What was
+    chosen last in a module is recorded, ascending, under its name with ".topk"."""
 
-    def __init__(self):
+    def __init__(self, recorder):
+        self.recorder = recorder
         self.margin, self.plain = 1.0, (torch.topk, torch.Tensor.topk)
 
     def __enter__(self):
@@ -56,7 +65,10 @@ class Choices:
 
         def topk(x, k, dim=-1, *args, **kwargs):
             look(x, k, dim)
-            return self.plain[0](x, k, dim, *args, **kwargs)
+            out = self.plain[0](x, k, dim, *args, **kwargs)
+            if self.recorder.scope:
+                self.recorder.keep(self.recorder.scope[-1] + ".topk", out.indices.sort(dim=-1).values.float())
+            return out
         torch.topk, torch.Tensor.topk = topk, topk
         return self
 
@@ -79,10 +91,11 @@ class Recorder:
         # the functions are looked up in the module that defines each layer
         for m in sorted({type(x).__module__ for x in model.modules()}):
             code = sys.modules[m]
-            for f in ("apply_rotary_pos_emb", "apply_rotary_pos_emb_interleave", "apply_multimodal_rotary_pos_emb"):
+            for f in ("apply_rotary_pos_emb", "apply_rotary_pos_emb_interleave", "apply_multimodal_rotary_pos_emb", "apply_rotary_emb"):
                 if hasattr(code, f):
                     self.patch(code, f)
             self.patch_delta(code)
+            self.patch_attention(code)
 
     def rename(self, name):
         for a, b in self.renames:
@@ -117,6 +130,8 @@ class Recorder:
         def hook(module, args, output):
             self.scope.pop()
             self.keep(name, output)
+            if isinstance(output, tuple) and len(output) > 1:
+                self.keep(name + ":1", output[1])
         return hook
 
     def patch_delta(self, code):
@@ -134,6 +149,20 @@ class Recorder:
                 return out
             setattr(code, f, wrapped)
             self.undo.append(lambda f=f, plain=plain: setattr(code, f, plain))
+
+    def patch_attention(self, code):
+        """What attention takes, and what it gives before anything is made of it."""
+        plain = getattr(code, "eager_attention_forward", None)
+        if plain is None:
+            return
+
+        def wrapped(*args, **kwargs):
+            out = plain(*args, **kwargs)
+            self.keep(self.scope[-1] + ".attention", out[0])  # [1, T, heads, dim]
+            self.keep(self.scope[-1] + ".attention_q", args[1])  # [1, heads, T, dim]
+            return out
+        code.eager_attention_forward = wrapped
+        self.undo.append(lambda: setattr(code, "eager_attention_forward", plain))
 
     def patch(self, code, f):
         plain = getattr(code, f)
@@ -214,11 +243,11 @@ def adapt(directory, tiny):
         files.write(path, weights, {"format": "pt"})
 
 
-def load(directory, tiny):
+def load(directory, tiny, dtype=torch.float32):
     raw = json.load(open(os.path.join(directory, "config.json")))
     name = tiny.get("class", raw["architectures"][0])
     cls = getattr(transformers, name)
-    options = dict(dtype=torch.float32, attn_implementation="eager", output_loading_info=True)
+    options = dict(dtype=dtype, attn_implementation="eager", output_loading_info=True)
     if tiny.get("experts"):
         options["experts_implementation"] = tiny["experts"]
     model, info = cls.from_pretrained(directory, **options)
@@ -227,7 +256,7 @@ def load(directory, tiny):
         if left:
             sys.exit("%s: %s: %s" % (directory, kind, left[:5]))
     for n, p in model.named_parameters():
-        if p.dtype != torch.float32 or not torch.isfinite(p).all():
+        if p.dtype not in (dtype, torch.float32) or not torch.isfinite(p).all():
             sys.exit("%s: %s is %s or not finite" % (directory, n, p.dtype))
     return model.eval()
 
@@ -247,6 +276,94 @@ def decoded(model, ids):
     return torch.cat(rows)
 
 
+def states_of(model, ids, listed):
+    """Recurrent states behind the last token, as day0 lays them out: name -> [1, values]. listed: (name, dimensions) of each."""
+    cache = model(input_ids=torch.tensor([ids]), use_cache=True).past_key_values
+    out = {}
+    for name, dims in listed:
+        layer, what = re.fullmatch(r"state\.(\d+)\.(conv|delta)", name).groups()
+        x = cache.layers[int(layer)]
+        # the library keeps a row more of the convolution than is used, and channels first
+        v = x.recurrent_states[0][0] if what == "delta" else x.conv_states[0][0][:, -dims[0]:].transpose(0, 1)
+        if list(v.shape) != dims:
+            sys.exit("%s is %s, not %s" % (name, list(v.shape), dims))
+        out[name] = v.float().reshape(1, -1).contiguous()
+    return out
+
+
+def listed_states(a, directory, tiny):
+    if "states_not_recorded" in tiny:
+        return []
+    lines = [line.split("\t") for line in common.tool(a.build, "--states", directory).splitlines()]
+    return [(line[0], [int(d) for d in line[1:]]) for line in lines]
+
+
+def text_of(model):
+    """The part that has embedding, layers and last norm."""
+    return next(m for m in model.modules() if all(hasattr(m, x) for x in ("layers", "norm", "embed_tokens")))
+
+
+def forced(model, inputs, store):
+    """Each layer and the last norm: its input is kept in `inputs` (store), or taken from there, in the model's type."""
+    text = text_of(model)
+    undo = []
+    for name, module in [(str(i), m) for i, m in enumerate(text.layers)] + [("norm", text.norm)]:
+        def hook(module, args, kwargs, name=name):
+            x = args[0] if args else kwargs["hidden_states"]
+            if store:
+                inputs[name] = x.detach().clone()
+                return None
+            x = inputs[name].to(x.dtype)
+            return ((x,) + args[1:], kwargs) if args else (args, dict(kwargs, hidden_states=x))
+        undo.append(module.register_forward_pre_hook(hook, with_kwargs=True, prepend=True).remove)
+    return undo
+
+
+def row_errors(got, want):
+    d = (got.double() - want.double()).norm(dim=-1)
+    n = want.double().norm(dim=-1)
+    if want.shape[1] == 1:  # a row of one value has no norm: as tests/parity/recorded.c
+        n = want.double().pow(2).mean().sqrt().expand_as(n)
+    return torch.where(n > 0, d / n, d)
+
+
+def record_halves(a, family):
+    tiny = common.read(family)
+    path = os.path.join(a.out, family + ".safetensors")
+    golden = {k: torch.from_numpy(x.copy()) for k, (_, x) in files.read(path).items() if not k.endswith(".chosen")}
+    ids = golden.pop("token_ids").tolist()
+    inputs = {}
+    with tempfile.TemporaryDirectory() as top:
+        base = os.path.join(top, "base")
+        common.tool(a.build, "--write", family, base)
+        adapt(base, tiny)
+        model = load(base, tiny)
+        forced(model, inputs, True)
+        off = error(logits_of(model, ids), golden["logits"])
+        if off > 1e-5:
+            sys.exit("%s: float32 differs from what was recorded by %.1e" % (family, off))
+        model = load(base, tiny, torch.bfloat16)
+        forced(model, inputs, False)
+        r = Recorder(model, tiny.get("renames", []), len(ids))
+        values = {"logits": logits_of(model, ids)}
+        r.close()
+    aliases = [tuple(x) for x in tiny.get("aliases", [])] + ALIASES
+    out = {}
+    for name in sorted(golden):
+        v = values.get(name) if name in values else r.find(name, aliases, tiny.get("rope_dim", 0))
+        if v is None or v.shape != golden[name].shape:
+            sys.exit("%s: %s is not there in bfloat16" % (family, name))
+        e = row_errors(v, golden[name]).sort().values
+        if not torch.isfinite(e).all():
+            sys.exit("%s: %s is not finite in bfloat16" % (family, name))
+        out[name] = [float("%.4g" % e[-1].item()), float("%.4g" % e[len(e) // 2].item())]
+    with open(os.path.join(a.out, family + ".halves.json"), "w") as f:
+        producer = "transformers %s, torch %s" % (transformers.__version__, torch.__version__.split("+")[0])
+        f.write('{"producer": "%s", "dtype": "bfloat16", "probes": {\n' % producer)
+        f.write(",\n".join("  %s: %s" % (json.dumps(k), json.dumps(v)) for k, v in out.items()) + "\n}}\n")
+    print("%s: %d probes, logits %.1e worst, %.1e median" % ((family, len(out) - 1) + tuple(out["logits"])), flush=True)
+
+
 def record(a, family):
     tiny = common.read(family)
     with tempfile.TemporaryDirectory() as top:
@@ -260,7 +377,7 @@ def record(a, family):
         limit = tiny.get("ids_below", vocab)
         long, short = common.prompt(limit, tiny["prompt"], tiny["seed"]), common.prompt(limit, tiny.get("short", 11), tiny["seed"] + 1)
         r = Recorder(model, tiny.get("renames", []), len(long))
-        with Choices() as choices:
+        with Choices(r) as choices:
             logits = logits_of(model, long)
             brief = logits_of(model, short)
         r.close()
@@ -270,6 +387,8 @@ def record(a, family):
         if tail > tiny.get("cache_limit", CACHE_LIMIT):
             sys.exit("%s: with its cache the reference differs from itself by %.1e" % (family, tail))
         again = error(logits_of(model, long), logits)
+        listed = listed_states(a, base, tiny)
+        states = states_of(model, long, listed) if listed else {}
         moved = []
         for s in tiny.get("switches", []):
             if s.get("reference") is False:
@@ -298,13 +417,16 @@ def record(a, family):
     meta = {"format": "day0-reference-1", "dtype": "float32", "model": family, "model_sha256": sha,
             "producer": "transformers %s, torch %s" % (transformers.__version__, torch.__version__.split("+")[0])}
     size = 0
-    for suffix, ids, rows, more in (("", long, logits, tensors), (".short", short, brief, {})):
+    recordings = [("", long, dict({"logits": logits}, **tensors)), (".short", short, {"logits": brief})]
+    if states:  # one row: behind the last token
+        recordings.append((".states", long[-1:], states))
+    for suffix, ids, more in recordings:
         path = os.path.join(a.out, family + suffix + ".safetensors")
-        values = dict({"token_ids": torch.tensor(ids, dtype=torch.int32), "logits": rows}, **more)
+        values = dict({"token_ids": torch.tensor(ids, dtype=torch.int32)}, **more)
         files.write(path, {k: v.numpy() for k, v in values.items()}, meta)
         size += os.path.getsize(path)
-    print("%s: %d + %d positions, %d probes, %d KB; repeated %.0e, cache %.1e, margin %.0e; %s" % (
-        family, len(long), len(short), len(tensors), size // 1000, again, tail, choices.margin,
+    print("%s: %d + %d positions, %d probes, %d states, %d KB; repeated %.0e, cache %.1e, margin %.0e; %s" % (
+        family, len(long), len(short), len(tensors), len(states), size // 1000, again, tail, choices.margin,
         ", ".join("without %s %.1e" % m for m in moved)), flush=True)
     if absent:
         print("   not recorded: %s" % ", ".join(absent))
@@ -318,6 +440,7 @@ def main():
     ap.add_argument("--build", default=os.path.join(common.ROOT, "build"))
     ap.add_argument("--out", default=os.path.join(common.TREE, "golden"))
     ap.add_argument("--show", action="store_true", help="list everything that could be a probe")
+    ap.add_argument("--halves", action="store_true", help="record errors of bfloat16 instead, against what is recorded")
     a = ap.parse_args()
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
@@ -327,7 +450,10 @@ def main():
     warnings.simplefilter("ignore")
     os.makedirs(a.out, exist_ok=True)
     for family in a.families or common.families("reference.py"):
-        record(a, family)
+        if not a.halves:
+            record(a, family)
+        elif a.families or common.read(family).get("halves"):
+            record_halves(a, family)
 
 
 if __name__ == "__main__":

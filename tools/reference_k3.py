@@ -157,16 +157,19 @@ class Model:
         choice = score + self.weight(at + ".gate.e_score_correction_bias")
         k = c["num_experts_per_token"]
         y = np.zeros_like(z)
+        chosen = np.zeros((len(x), k))
         w = [[self.weight("%s.experts.%d.%s" % (at, e, s)) for s in ("w1", "w3", "w2")] for e in range(c["num_experts"])]
         for t in range(len(x)):
             order = np.argsort(-choice[t], kind="stable")
             self.margin = min(self.margin, (choice[t, order[k - 1]] - choice[t, order[k]]) / np.abs(choice[t]).max())
             part = score[t, order[:k]]
+            chosen[t] = np.sort(order[:k])
             if c["moe_renormalize"]:
                 part = part / (part.sum() + 1e-20)
             for e, p in zip(order[:k], part * c["routed_scaling_factor"]):
                 w1, w3, w2 = w[e]
                 y[t] += p * (w2 @ self.situ(w1 @ z[t], w3 @ z[t]))
+        self.keep(at + ".chosen", chosen)
         self.keep(at + ".moe", y)
         if c["latent_moe_use_norm"]:
             y = self.norm(y, at + ".routed_expert_norm", c["rms_norm_eps"])
@@ -219,6 +222,19 @@ def find(values, probe, aliases):
     return values.get(probe)
 
 
+def states_of(cache, listed):
+    """What stands in the cache behind the last token, by day0's names: the convolutions of a layer are those of q, k and v in order."""
+    out = {}
+    for name, dims in listed:
+        layer, what, number = re.fullmatch(r"state\.(\d+)\.(conv|delta)(?:[._](\d+))?", name).groups()
+        at = "model.layers.%s.self_attn" % layer
+        v = cache[at] if what == "delta" else cache["%s.%s_conv1d" % (at, "qkv"[int(number or 1) - 1])]
+        if list(v.shape) != dims:
+            sys.exit("%s is %s, not %s" % (name, list(v.shape), dims))
+        out[name] = v.reshape(1, -1).astype(np.float32)
+    return out
+
+
 def record(a, family):
     tiny = common.read(family)
     with tempfile.TemporaryDirectory() as top:
@@ -231,7 +247,10 @@ def record(a, family):
         short = common.prompt(limit, tiny.get("short", 11), tiny["seed"] + 1)
         brief = model.forward(short, {})
         tail = decoded(model, long)
-        logits = model.forward(long, {})  # last: its values are the probes
+        cache = {}
+        logits = model.forward(long, cache)  # last: its values are the probes
+        listed = [line.split("\t") for line in common.tool(a.build, "--states", base).splitlines()]
+        states = states_of(cache, [(line[0], [int(d) for d in line[1:]]) for line in listed])
         if model.unread:
             sys.exit("%s: nobody reads %s" % (family, sorted(model.unread)[:5]))
         if not np.isfinite(logits).all() or model.margin < common.MARGIN:
@@ -264,12 +283,13 @@ def record(a, family):
     meta = {"format": "day0-reference-1", "dtype": "float32", "model": family, "model_sha256": sha,
             "producer": "numpy, tools/reference_k3.py"}
     size = 0
-    for suffix, ids, rows, more in (("", long, logits, tensors), (".short", short, brief, {})):
+    for suffix, ids, more in (("", long, dict({"logits": logits.astype(np.float32)}, **tensors)),
+                              (".short", short, {"logits": brief.astype(np.float32)}), (".states", long[-1:], states)):
         path = os.path.join(a.out, family + suffix + ".safetensors")
-        files.write(path, dict({"token_ids": np.array(ids, dtype=np.int32), "logits": rows.astype(np.float32)}, **more), meta)
+        files.write(path, dict({"token_ids": np.array(ids, dtype=np.int32)}, **more), meta)
         size += os.path.getsize(path)
-    print("%s: %d + %d positions, %d probes, %d KB; cache %.1e, margin %.0e; %s" % (
-        family, len(long), len(short), len(tensors), size // 1000, tail, model.margin, ", ".join("without %s %.1e" % m for m in moved)), flush=True)
+    print("%s: %d + %d positions, %d probes, %d states, %d KB; cache %.1e, margin %.0e; %s" % (
+        family, len(long), len(short), len(tensors), len(states), size // 1000, tail, model.margin, ", ".join("without %s %.1e" % m for m in moved)), flush=True)
     if absent:
         print("   not recorded: %s" % ", ".join(absent))
     if size > common.MOST_BYTES:

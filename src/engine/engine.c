@@ -378,8 +378,9 @@ static int read_rows(struct engine *x, uint32_t value, float *out, size_t cap, s
     const struct d0_value *v = &x->graph->values[value];
     if (!x->ran)
         return err_set(e, ERR_INVALID, "no step has run since the last error");
-    if (v->dtype != D0_F32 || v->n_dims != 2)
-        return err_set(e, ERR_UNSUPPORTED, "%s is not float32 [rows, width]", x->graph->info[value].name);
+    if ((v->dtype != D0_F32 && v->dtype != D0_I32) || v->n_dims != 2)
+        return err_set(e, ERR_UNSUPPORTED, "%s is not [rows, width] of float32 or int32",
+                       x->graph->info[value].name);
     *rows = (size_t)(v->dims[0] < 0 ? x->dims.dims[-1 - v->dims[0]] : v->dims[0]);
     *width = (size_t)v->dims[1];
     uint64_t n;
@@ -387,7 +388,14 @@ static int read_rows(struct engine *x, uint32_t value, float *out, size_t cap, s
         return err_set(e, ERR_LIMIT, "%s has %zu * %zu values, there is room for %zu",
                        x->graph->info[value].name, *rows, *width, cap);
     int rc = dev_read_output(x->dev, x->queue, x->exec, value, 0, out, n * sizeof(float), e);
-    return rc == ERR_OK ? dev_wait(x->dev, x->queue, ENGINE_WAIT_NS, e) : rc;
+    if (rc == ERR_OK)
+        rc = dev_wait(x->dev, x->queue, ENGINE_WAIT_NS, e);
+    for (uint64_t i = 0; rc == ERR_OK && v->dtype == D0_I32 && i < n; i++) {
+        int32_t whole;
+        memcpy(&whole, &out[i], sizeof whole);
+        out[i] = (float)whole;
+    }
+    return rc;
 }
 
 int engine_probe_read(struct engine *x, size_t i, float *out, size_t cap, size_t *rows, size_t *width,
@@ -401,6 +409,27 @@ int engine_probe_read(struct engine *x, size_t i, float *out, size_t cap, size_t
 int engine_read_result(struct engine *x, float *out, size_t cap, size_t *rows, size_t *width, struct err *e)
 {
     return read_rows(x, x->result, out, cap, rows, width, e);
+}
+
+int engine_slot_read(struct engine *x, const char *state, uint32_t slot, float *out, size_t cap, size_t *n,
+                     struct err *e)
+{
+    uint32_t id = graph_find(x->graph, state);
+    const struct d0_value *v = id == D0_NO_VALUE ? NULL : &x->graph->values[id];
+    if (!v || v->kind != D0_VALUE_STATE || x->graph->info[id].state != STATE_SLOTS)
+        return err_set(e, ERR_MISSING, "no recurrent state is called %s", state);
+    if (v->dtype != D0_F32)
+        return err_set(e, ERR_UNSUPPORTED, "%s is not float32", state);
+    uint64_t all; /* shape checked at open: of all slots it fits */
+    if (slot >= x->limits.n_slots || !shape_elements(v->dims + 1, v->n_dims - 1, &all))
+        return err_set(e, ERR_INVALID, "slot %u of %u", slot, x->limits.n_slots);
+    if (all > cap)
+        return err_set(e, ERR_LIMIT, "%s has %llu values, there is room for %zu", state,
+                       (unsigned long long)all, cap);
+    *n = (size_t)all;
+    int rc =
+        dev_copy_out(x->dev, x->queue, x->own[id], slot * all * sizeof(float), out, all * sizeof(float), e);
+    return rc == ERR_OK ? dev_wait(x->dev, x->queue, ENGINE_WAIT_NS, e) : rc;
 }
 
 int engine_set_hidden(struct engine *x, uint32_t i, const float *data, size_t n_tokens, size_t width,

@@ -160,7 +160,8 @@ struct engine_options {
                                   * it has none, where sequences cannot share pages (graph_pages_shareable)
                                   * and where the device cannot copy */
     bool probes;                 /* keep every probe of the graph readable after a step */
-    bool poison; /* fill all states with NaN at open: shows any read of what was never written */
+    bool poison;      /* fill all states with NaN at open: shows any read of what was never written */
+    uint32_t fusions; /* mask of enum fusion: applied where the graph and the device allow; 0: none */
     struct mem *mem;
 };
 
@@ -172,6 +173,11 @@ void engine_close(struct engine *x);
 const struct engine_limits *engine_limits(const struct engine *x);
 /* Predicted bytes on the device: KV pages with slots, and scratch (weights are known from struct weights). */
 void engine_memory(const struct engine *x, uint64_t *kv, uint64_t *scratch);
+
+/* Fusions that changed at least one node: what was asked for less what the device refuses to run. */
+uint32_t engine_fusions(const struct engine *x);
+/* The device gives equal bits in any batch, and no fusion that changes bits is on. */
+bool engine_exact(const struct engine *x);
 
 /* executor_step: validates and runs one plan and fills the result message (result_cap bytes available at
  * result, aligned to 8). A step that fails as a whole still gives a result with `error` set (where result_cap
@@ -186,11 +192,15 @@ int engine_step(struct engine *x, const struct step_plan *plan, size_t plan_byte
 size_t engine_result_bytes(const struct engine_limits *l, bool with_logits);
 
 /* After a step of an engine opened with probes: number of probes, name, and the value's rows of that step as
- * float32. */
+ * float32 (int32 values, ids of experts, as the nearest float32). */
 size_t engine_probes(const struct engine *x);
 const char *engine_probe_name(const struct engine *x, size_t i);
 int engine_probe_read(struct engine *x, size_t i, float *out, size_t cap, size_t *rows, size_t *width,
                       struct err *e);
+/* What one slot of a recurrent state of this name holds after the last step: its float32 values as
+ * include/day0/ops.def lays them out, *n of them. ERR_MISSING: the graph has no such state. */
+int engine_slot_read(struct engine *x, const char *state, uint32_t slot, float *out, size_t cap, size_t *n,
+                     struct err *e);
 /* Input of a slice: [n_tokens, hidden] float32 for the next step's HIDDEN input number `i` (0 for the
  * residual stream). */
 int engine_set_hidden(struct engine *x, uint32_t i, const float *data, size_t n_tokens, size_t width,

@@ -51,9 +51,9 @@ static int read_scaling(struct arena *a, const struct json *s, int64_t dim, stru
     if (factor && !positive(s, "factor", &out->factor))
         return err_set(e, ERR_FORMAT, "rope: the factor of %s must be a positive number", type);
     if (out->type == ROPE_LLAMA3 && (!positive(s, "low", &out->low) || !positive(s, "high", &out->high) ||
-                                     !positive(s, "original", &out->original) || !(out->high > out->low)))
+                                     !positive(s, "original", &out->original) || !(out->high >= out->low)))
         return err_set(e, ERR_FORMAT,
-                       "rope: llama3 needs 0 < low_freq_factor < high_freq_factor and a positive "
+                       "rope: llama3 needs 0 < low_freq_factor <= high_freq_factor and a positive "
                        "original_max_position_embeddings");
     if (out->type == ROPE_YARN) {
         if (!positive(s, "slow", &out->low) || !positive(s, "fast", &out->high) ||

@@ -326,12 +326,13 @@ static int write_weights(const struct tiny *t, const char *path, const struct sp
     return rc;
 }
 
-int tiny_write(const struct tiny *t, const char *dir, struct d0 *d0, struct err *e)
+static int write_as(const struct tiny *t, const char *dir, const struct json *patch, struct d0 *d0,
+                    struct err *e)
 {
     char path[512];
     struct tiny_model m = {.c = NULL};
     snprintf(path, sizeof path, "%s/model.safetensors", dir);
-    int rc = tiny_write_config(t, dir, NULL, e);
+    int rc = tiny_write_config(t, dir, patch, e);
     if (rc == 0)
         rc = write_names(t, path, e);
     if (rc)
@@ -341,6 +342,22 @@ int tiny_write(const struct tiny *t, const char *dir, struct d0 *d0, struct err 
         rc = write_weights(t, path, m.s, m.c, e);
     tiny_model_close(&m);
     return rc;
+}
+
+int tiny_write(const struct tiny *t, const char *dir, struct d0 *d0, struct err *e)
+{
+    return write_as(t, dir, NULL, d0, e);
+}
+
+int tiny_write_halves(struct tiny *t, const char *dir, struct d0 *d0, struct err *e)
+{
+    static const char flat[] = "{\"dtype\": \"bfloat16\"}",
+                      nested[] = "{\"dtype\": \"bfloat16\", \"text_config\": {\"dtype\": \"bfloat16\"}}";
+    bool in_text = json_get(json_get(t->root, "config"), "text_config") != NULL;
+    const struct json *patch;
+    int rc = json_parse(in_text ? nested : flat, in_text ? sizeof nested - 1 : sizeof flat - 1, NULL,
+                        &t->arena, &patch, e);
+    return rc ? rc : write_as(t, dir, patch, d0, e);
 }
 
 void tiny_remove(const char *dir)

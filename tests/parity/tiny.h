@@ -26,6 +26,8 @@ void tiny_close(struct tiny *t);
 int tiny_write_config(const struct tiny *t, const char *dir, const struct json *patch, struct err *e);
 /* Writes dir/config.json and dir/model.safetensors. dir must exist. */
 int tiny_write(const struct tiny *t, const char *dir, struct d0 *d0, struct err *e);
+/* The same numbers (they all are bfloat16 numbers), stored as BF16 where a release would. */
+int tiny_write_halves(struct tiny *t, const char *dir, struct d0 *d0, struct err *e);
 /* What tiny_write wrote, and dir. */
 void tiny_remove(const char *dir);
 /* Names of all families, in the arena. */
