@@ -116,6 +116,7 @@ void section_model(struct strbuf *b, const struct report *r)
         number_pair(b, "Heads", html_count, m, "heads");
         number_pair(b, "KV heads", html_count, m, "kv_heads");
         html_pair(b, "KV type", fact_text(m, "kv_dtype"));
+        html_pair(b, "Activations", fact_text(m, "activations"));
         strbuf_puts(b, "</dl>\n");
     }
     html_section_end(b);

@@ -243,10 +243,22 @@ int words_encode(const struct tokenizer *t, struct model_scratch *scratch, const
 bool text_vocab_id(const struct tokenizer *t, const char *s, size_t n, int32_t *out);
 
 /* ---- encoding: text_encode.c, text_pre.c ---- */
+/* Where in a raw piece the occurrences of a normalized special token were found so far. */
+struct cursor {
+    uint32_t piece; /* number of the piece that `at` belongs to */
+    size_t at;
+};
 struct word_cache;
 struct encoder {
     const struct tokenizer *t;
     unsigned flags;
+    const char *text; /* the whole, for offsets */
+    const struct text_range *plain;
+    size_t n_plain;
+    struct cursor *cursors; /* one per added token, where plain ranges and normalized special tokens meet */
+    uint32_t n_pieces;
+    const char *piece; /* being encoded, as given */
+    size_t piece_bytes;
     struct ids *out;
     struct model_scratch scratch;
     struct regex_match *match;
