@@ -25,6 +25,7 @@ return {
     local pos = rope { r, dim = rd, style = "pairs", offset = nope }
     local scale = (nope + rd) ^ -0.5 * r.softmax
     context(c:count "max_position_embeddings")
+    kimi_tiktoken() -- of the releases with this description only Kimi-K2 has no tokenizer.json
 
     local function self_attn(x)
       local q = x

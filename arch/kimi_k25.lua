@@ -19,6 +19,7 @@ return {
     local r = rope_config(c)
     local pos = rope { r, dim = rd, style = "pairs" }
     context(c:count "max_position_embeddings")
+    kimi_tiktoken()
     for _, key in ipairs { "aux_loss_alpha", "seq_aux", "ep_size", "ignore_index" } do c:opt(key) end -- training only
     for _, key in ipairs { "media_placeholder_token_id", "video_placeholder", "use_unified_vision_chunk" } do top:opt(key) end -- the processor's
 

@@ -146,7 +146,8 @@ struct spec {
     int64_t hidden, n_layers, vocab_size, max_positions; /* max_positions: context limit in tokens */
     int64_t n_heads, n_kv_heads, head_dim, intermediate;
     bool tied_embeddings;
-    int32_t bos_id;      /* -1 none */
+    const char *tokenizer_pattern; /* regular expression of a tiktoken.model; NULL: not stated */
+    int32_t bos_id;                /* -1 none */
     int32_t eos_ids[16]; /* union of config and generation_config */
     uint32_t n_eos;
     enum spec_activations activations;
