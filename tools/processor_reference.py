@@ -24,7 +24,7 @@ from PIL import Image, ImageOps
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import image_reference  # noqa: E402
 
-SIZES = ["1x1", "1x37", "41x1", "37x23", "97x89", "64x64", "31x17", "300x20", "20x199", "211x307", "400x301", "53x640", "450x449", "1000x31", "337x336", "211x1", "1x205"]
+SIZES = ["1x1", "1x37", "41x1", "37x23", "97x89", "64x64", "31x17", "300x20", "20x199", "211x307", "400x301", "53x640", "450x449", "1000x31", "337x336", "211x1", "1x205", "250x100"]
 FILES = ["rgba.png", "grey.jpg", "grey_alpha.png", "palette_8.png", "cmyk.jpg"] + [f"exif_{i}.jpg" for i in range(1, 9)]
 
 

@@ -368,6 +368,21 @@ static void test_limits(void **state)
     assert_int_equal(image_plan(&p, 65536, 1, NULL, &s, &e), ERR_INVALID);
     struct image_limits few = {.max_pixels = 224 * 224 - 1};
     assert_int_equal(image_plan(&p, 224, 224, &few, &s, &e), ERR_LIMIT);
+    /* what is added around, and all tiles together, though each is small enough */
+    few.max_pixels = 56 * 56;
+    assert_int_equal(open_text("{\"media_proc_cfg\": {}}", NULL, NULL, NULL, &p, &e), ERR_OK);
+    assert_int_equal(image_plan(&p, 29, 29, &few, &s, &e), ERR_OK);
+    few.max_pixels--;
+    assert_int_equal(image_plan(&p, 29, 29, &few, &s, &e), ERR_LIMIT);
+    few.max_pixels = 3 * 896 * 896;
+    assert_int_equal(
+        open_text("{\"image_processor_type\": \"Gemma3ImageProcessor\", \"do_pan_and_scan\": true, "
+                  "\"size\": {\"height\": 896, \"width\": 896}}",
+                  NULL, NULL, NULL, &p, &e),
+        ERR_OK);
+    assert_int_equal(image_plan(&p, 2000, 1000, &few, &s, &e), ERR_OK);
+    few.max_pixels--;
+    assert_int_equal(image_plan(&p, 2000, 1000, &few, &s, &e), ERR_LIMIT);
     for (size_t i = 0; i < ARRAY_LEN(names); i++) {
         char text[100];
         int planned = 0;
