@@ -29,7 +29,7 @@ extern "C" {
 #define D0_DEVICE_ABI_VERSION 2u
 #define D0_MAX_DIMS           4
 #define D0_MAX_NODE_INPUTS    12
-#define D0_MAX_NODE_OUTPUTS   2
+#define D0_MAX_NODE_OUTPUTS   4
 #define D0_MAX_NODE_ATTRS     12
 #define D0_NO_VALUE           UINT32_MAX
 
@@ -120,6 +120,15 @@ enum d0_format_flag {
     D0_FORMAT_GLOBAL = 2,
     D0_FORMAT_DIVIDE = 4,
     D0_FORMAT_ORDER = 8,
+};
+
+/* Rounding of activations: values of the attribute x_format. What a row becomes is stated, number by number,
+ * in src/tensor/rounding.c: each scale is that of a run of columns of one row, so no row hangs on another. */
+enum d0_x_format {
+    D0_X_EXACT = 0,
+#define X_FORMAT(id, NAME, ...) D0_X_##NAME = id,
+#include "day0/x_formats.def"
+#undef X_FORMAT
 };
 
 struct d0_value {

@@ -9,6 +9,7 @@
 
 #include "base/finding.h"
 #include "base/log.h"
+#include "spec/spec.h"
 
 enum row_state { ROW_NOT_CHECKED, ROW_PASSED, ROW_FAILED, ROW_NOT_APPLICABLE, ROW_SELF_CONSISTENT };
 const char *
@@ -57,8 +58,10 @@ struct adapt_options {
     const char *model_dir, *out_dir; /* out_dir NULL: ./day0-report */
     const char *reference;           /* safetensors file or NULL */
     const char *arch_path;           /* --arch FILE */
-    const char *device, *isa;        /* NULL: cpu, fast */
-    const char *comm;                /* NULL: self */
+    enum spec_activations activations;
+    const char *device, *isa; /* NULL: cpu, fast */
+    const char *comm;         /* NULL: self */
+    const char *fuse; /* fusions wanted, as fusions_parse() takes them; NULL: all that change no bit */
     unsigned n_threads;
     uint64_t memory_bytes;   /* 0: what the host has available */
     uint32_t context;        /* KV capacity per request; 0: min(model's limit, 4096) */

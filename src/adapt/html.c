@@ -195,6 +195,8 @@ void html_badge(struct strbuf *b, const char *state)
         {"self-consistent", "self", "\xe2\x89\x88"},
         {"holds", "none", "\xe2\x9c\x93"},
         {"violated", "bad", "\xe2\x9c\x95"},
+        {"on", "none", "\xe2\x9c\x93"},
+        {"off", "none", "\xe2\x80\x93"},
         {"yes", "none", "\xe2\x9c\x93"},
         {"no", "bad", "\xe2\x9c\x95"},
         {"partial", "self", "\xe2\x97\x90"},

@@ -145,7 +145,7 @@ static int open_machine(struct job *j, struct err *e)
 
 static int open_model(struct job *j, struct err *e)
 {
-    struct spec_options so = {.arch_path = j->o->arch_path};
+    struct spec_options so = {.arch_path = j->o->arch_path, .activations = j->o->activations};
     int rc = ckpt_open(&j->ckpt, j->o->model_dir, &j->opening, j->d0, e);
     if (!rc)
         rc = ckpt_manifest_sha256(j->ckpt, j->sha_manifest, e);
@@ -169,7 +169,11 @@ static int make_plan(struct job *j, struct err *e)
     int64_t limit = j->spec->max_positions > 0 ? j->spec->max_positions : DEFAULT_CONTEXT;
     uint32_t asked = j->o->context ? j->o->context : DEFAULT_CONTEXT;
     j->context = (int64_t)asked < limit ? asked : (uint32_t)limit;
+    uint32_t fusions = 0;
+    if (fusions_parse(j->o->fuse, &fusions, e) != ERR_OK)
+        return ERR_USAGE;
     j->plan_options = (struct plan_options){.memory_bytes = j->memory,
+                                            .fusions = fusions,
                                             .max_step_tokens = STEP_TOKENS,
                                             .max_seqs = MAX_SEQS,
                                             .max_rows = MAX_SEQS,

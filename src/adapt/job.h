@@ -105,6 +105,8 @@ struct text_shape {
 void text_shape_add(struct text_shape *t, const char *text, size_t n);
 
 /* ---- stage 3 helpers */
+/* Fusions that stage 2 accepted and that are wanted: what the service runs with. */
+uint32_t job_fusions(const struct job *j);
 int service_start(
     struct job *j, double *seconds,
     struct err *e); /* ERR_OK also when it did not get ready: then service_ready is false and S001 says why */

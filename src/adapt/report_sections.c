@@ -367,6 +367,33 @@ static void piece_table(struct strbuf *b, const struct json *facts)
     close_table(b);
 }
 
+static void fusion_table(struct strbuf *b, const struct json *facts)
+{
+    static const char *const heads[] = {"Fusion", "Promise", "State", "Why", "Nodes", "Limit", "Measured"};
+    size_t n = fact_count(facts, "fusions");
+    if (!n)
+        return;
+    strbuf_puts(b, "<h3>Fusions, on layers of this model</h3>\n");
+    open_table(b, heads, ARRAY_LEN(heads), 4);
+    for (size_t i = 0; i < n; i++) {
+        const struct json *v = json_at(fact(facts, "fusions"), i);
+        strbuf_puts(b, "<tr>");
+        text_cell(b, "key", fact_text(v, "name"));
+        text_cell(b, "", fact_text(v, "exactness"));
+        badge_cell(b, fact_true(v, "on")                 ? "on"
+                      : fact_number(v, "nodes", 0) == 0  ? "not applicable"
+                      : fact_number(v, "pieces", 0) == 0 ? "not checked"
+                      : fact_true(v, "accepted")         ? "off"
+                                                         : "failed");
+        text_cell(b, "", fact_text(v, "reason"));
+        number_cell(b, html_count, v, "nodes");
+        number_cell(b, html_scientific, v, "limit");
+        number_cell(b, html_scientific, v, "measured");
+        strbuf_puts(b, "</tr>\n");
+    }
+    close_table(b);
+}
+
 void section_numerics(struct strbuf *b, const struct report *r)
 {
     const struct json *facts = r->facts[1], *ref = fact(facts, "reference"), *bits = fact(facts, "bits");
@@ -381,6 +408,7 @@ void section_numerics(struct strbuf *b, const struct report *r)
                            "agree with this program's own "
                            "reference kernels and with nothing else: self-consistent.</p>\n");
         piece_table(b, facts);
+        fusion_table(b, facts);
         drift_part(b, fact(facts, "drift"));
         strbuf_puts(b, "<dl class=\"kv\">\n");
         html_pair(b, "Same bits", fact_text(bits, "evidence"));

@@ -139,6 +139,7 @@ static int add_stage(struct job *j, unsigned stage, struct sha256 *s, struct err
         return rc ? rc : add_host(j, s);
     case STAGE_MINIMAL:
         rc = add_file(s, "reference", o->reference, e);
+        rc = rc ? rc : add_text(s, "fuse", o->fuse);
         return rc ? rc : add_number(s, "fits", j->planned && j->plan.fits);
     case STAGE_LAYOUT:
         rc = add_number(s, "memory", o->memory_bytes);

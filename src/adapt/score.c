@@ -48,7 +48,7 @@ static void scorer_close(struct scorer *s)
 static int scorer_open(struct job *j, struct scorer *s, uint32_t n_tokens, struct err *e)
 {
     uint32_t page = j->spec->page_tokens, pages = (n_tokens + page - 1) / page;
-    struct engine_options eo = {.mem = &j->d0->mem};
+    struct engine_options eo = {.fusions = FUSION_BIT(FUSION_EXPERT_GROUPING), .mem = &j->d0->mem};
     struct load_options lo = {.spec = j->spec};
     *s = (struct scorer){.vocab = (size_t)j->spec->vocab_size};
     eo.limits = (struct engine_limits){.max_tokens = n_tokens,

@@ -18,7 +18,7 @@
 #define LOAD_RATE  UINT64_C(50000000) /* bytes per second that the slowest disk worth using reads */
 #define LOOK_EVERY UINT64_C(20000000)
 #define STOP_GRACE UINT64_C(5000000000)
-#define MAX_ARGS   32
+#define MAX_ARGS   36
 
 struct arguments {
     const char *argv[MAX_ARGS];
@@ -66,7 +66,25 @@ static void command_line(struct job *j, const char *port_file, struct arguments 
         add(a, "--arch", o->arch_path);
     if (o->memory_bytes)
         add_number(a, "--memory", o->memory_bytes);
+    char fusions[FUSIONS_TEXT];
+    add(a, "--fuse", arena_strdup(a->arena, fusions_format(job_fusions(j), fusions, sizeof(fusions))));
     a->argv[a->n] = NULL;
+}
+
+/* From the facts, which may come from an earlier run. */
+uint32_t job_fusions(const struct job *j)
+{
+    const struct json *list = json_get(j->facts[STAGE_MINIMAL], "fusions");
+    uint32_t mask = 0;
+    for (size_t i = 0; list && list->type == JSON_ARRAY && i < list->n; i++) {
+        const char *name = json_string(json_get(json_at(list, i), "name"));
+        bool on = false;
+        uint32_t one = 0;
+        if (name && json_bool(json_get(json_at(list, i), "on"), &on) && on &&
+            fusions_parse(name, &one, NULL) == ERR_OK)
+            mask |= one;
+    }
+    return mask;
 }
 
 /* The last lines of the log, for the evidence of a service that did not start. */

@@ -44,6 +44,7 @@ static void write_spec(const struct spec *s, struct json_writer *w)
     json_put_i64(w, "context_limit", s->max_positions);
     json_put_u64(w, "kv_bytes_per_token", s->kv_bytes_per_token);
     json_put_string(w, "kv_dtype", dtype_name(s->kv_dtype));
+    json_put_string(w, "activations", spec_activations_name(s->activations));
     json_put_bool(w, "tied_embeddings", s->tied_embeddings);
     json_key(w, "arch_file");
     json_begin_object(w);

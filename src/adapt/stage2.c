@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Owns: stage 2, minimal validation: every byte of the weights where they fit, one layer of each kind against
- * the reference kernels, the same bits in every batch, and the numbers against a reference where one was
- * given. Refuses: calling agreement with ourselves passed.
+ * the reference kernels, each fusion against what it stands for, the same bits in every batch, and the
+ * numbers against a reference where one was given. Refuses: calling agreement with ourselves passed.
  */
 #include "adapt/job.h"
 
@@ -103,7 +103,46 @@ static int run_minimal(struct job *j, struct json_writer *w, struct minimal *m, 
     return rc;
 }
 
-static int run_bits(struct job *j, struct json_writer *w, struct notes *notes, struct err *e)
+static void write_fusion(struct json_writer *w, const struct fusion_info *info, const struct verify_fusion *v)
+{
+    json_begin_object(w);
+    json_put_string(w, "name", info->name);
+    json_put_string(w, "meaning", info->meaning);
+    json_put_u64(w, "nodes", v->nodes);
+    json_put_string(w, "exactness", fusion_exactness_name(info->exactness));
+    json_put_f64(w, "limit", info->limit);
+    json_put_u64(w, "pieces", v->pieces);
+    json_put_f64(w, "measured", v->pieces ? v->measured : NAN);
+    json_put_bool(w, "accepted", v->accepted);
+    json_put_bool(w, "on", v->on);
+    json_put_string(w, "reason", v->reason[0] ? v->reason : NULL);
+    json_end_object(w);
+}
+
+/* *on: what the service is to run with. */
+static int run_fusions(struct job *j, struct json_writer *w, uint32_t *on, struct err *e)
+{
+    struct verify_fusion v[FUSION_N];
+    uint32_t wanted = 0;
+    *on = 0;
+    job_progress(j, STAGE_MINIMAL, "each fusion against the graph as described");
+    int rc = fusions_parse(j->o->fuse, &wanted, e);
+    if (!rc)
+        rc = verify_fusions(&j->dev, j->spec, j->ckpt, j->memory, wanted, v, j->f, j->d0, e);
+    if (rc)
+        return rc;
+    json_key(w, "fusions");
+    json_begin_array(w);
+    for (unsigned i = 0; i < FUSION_N; i++) {
+        write_fusion(w, fusion_info((enum fusion)i), &v[i]);
+        *on |= v[i].on ? FUSION_BIT(i) : 0;
+    }
+    json_end_array(w);
+    return ERR_OK;
+}
+
+static int run_bits(struct job *j, struct json_writer *w, uint32_t fusions, struct notes *notes,
+                    struct err *e)
 {
     static const char text[] = "The same request must give the same bits, alone or in company.";
     struct verify_bits_result r = {0};
@@ -113,7 +152,7 @@ static int run_bits(struct job *j, struct json_writer *w, struct notes *notes, s
     if (!rc && ids.n > j->context / 2)
         ids.n = j->context / 2;
     if (!rc && ids.n)
-        rc = verify_bits(&j->dev, j->spec, j->ckpt, ids.data, ids.n, &r, j->f, j->d0, e);
+        rc = verify_bits(&j->dev, j->spec, j->ckpt, ids.data, ids.n, fusions, &r, j->f, j->d0, e);
     ids_release(&ids);
     if (rc)
         return rc;
@@ -296,8 +335,11 @@ static int run_all(struct job *j, struct json_writer *w, struct err *e)
         without_operators(j, &m, &notes);
         return ERR_OK;
     }
+    uint32_t fusions = 0;
+    if (!rc)
+        rc = run_fusions(j, w, &fusions, e);
     if (!rc && whole)
-        rc = run_bits(j, w, &notes, e);
+        rc = run_bits(j, w, fusions, &notes, e);
     if (!rc && whole)
         rc = run_score(j, w, e);
     if (!rc)

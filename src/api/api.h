@@ -30,6 +30,8 @@ struct session_options {
                                * and sequences can share its pages */
     uint64_t kv_tokens; /* KV capacity over all requests; 0: max_seqs * context as far as memory allows */
     uint32_t kv_dtype;  /* enum d0_dtype; 0: by the weights */
+    const char *fuse;   /* as fusions_parse() takes it; NULL: all that change no bit */
+    enum spec_activations activations;
     struct load_progress *progress;
 };
 

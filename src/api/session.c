@@ -90,7 +90,8 @@ static int open_model(struct session *s, const struct session_options *o, struct
     int rc = ckpt_open(&s->ckpt, o->model_dir, f, d0, e);
     if (rc != ERR_OK)
         return rc;
-    struct spec_options so = {.arch_path = o->arch_path, .kv_dtype = o->kv_dtype};
+    struct spec_options so = {
+        .arch_path = o->arch_path, .kv_dtype = o->kv_dtype, .activations = o->activations};
     rc = spec_open(&s->spec, s->ckpt, &so, f, d0, e);
     if (rc == ERR_OK && s->spec && dev_name_is_cpu(o->device))
         rc = preflight_kernels(s->spec, true, f, e);
@@ -117,7 +118,9 @@ static int open_engine(struct session *s, const struct session_options *o, struc
     p.request_tokens = s->context;
     struct dev_options dev = {
         .name = o->device ? o->device : "cpu", .isa = o->isa, .n_threads = o->n_threads, .mem = &d0->mem};
-    int rc = dev_open(&s->dev, &dev, e);
+    int rc = fusions_parse(o->fuse, &p.fusions, e);
+    if (rc == ERR_OK)
+        rc = dev_open(&s->dev, &dev, e);
     if (rc != ERR_OK)
         return rc;
     s->dev_open = true;
@@ -133,7 +136,7 @@ static int open_engine(struct session *s, const struct session_options *o, struc
     if (rc != ERR_OK)
         return rc;
     uint32_t page = s->spec->page_tokens;
-    struct engine_options eo = {.mem = &d0->mem};
+    struct engine_options eo = {.fusions = p.fusions, .mem = &d0->mem};
     eo.limits = (struct engine_limits){.max_tokens = p.max_step_tokens,
                                        .max_seqs = p.max_seqs,
                                        .max_rows = p.max_rows,

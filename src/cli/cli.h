@@ -35,6 +35,7 @@ struct common {
     const char *model, *arch, *device, *cpu;
     unsigned threads;
     uint64_t memory;
+    enum spec_activations activations;
     struct override waive[MAX_OVERRIDES], accept[MAX_OVERRIDES];
     size_t n_waive, n_accept;
 };
@@ -47,6 +48,8 @@ void cli_parse(const struct argp *argp, int argc, char **argv, void *input);
 uint64_t cli_bytes(const struct argp_state *state, const char *what, const char *arg);
 int64_t cli_int(const struct argp_state *state, const char *what, const char *arg, int64_t min, int64_t max);
 uint32_t cli_kv_dtype(const struct argp_state *state, const char *arg); /* "f32" "bf16" "f16" */
+/* The text as it is, if fusions_parse() takes it. */
+const char *cli_fusions(const struct argp_state *state, const char *arg);
 double cli_number(const struct argp_state *state, const char *what, const char *arg, double min, double max);
 
 /* Prints "day0: message" with frames and hint to stderr (or {"error": ...} on stdout under --json); returns

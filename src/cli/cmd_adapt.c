@@ -23,7 +23,8 @@ enum {
     KEY_REQUESTS,
     KEY_FRESH,
     KEY_RULES,
-    KEY_ROOT
+    KEY_ROOT,
+    KEY_FUSE
 };
 
 static const struct argp_option options[] = {
@@ -37,6 +38,10 @@ static const struct argp_option options[] = {
     {"rules", KEY_RULES, "FILE", 0, "version rules to judge by (default: the built-in ones)", 1},
     {"root", KEY_ROOT, "FILE", 0,
      "with --service: judge the rules for its machine, captured in FILE (day0 env --capture)", 1},
+    {"fuse", KEY_FUSE, "NAMES", 0,
+     "fusions to apply where they are accepted: names with commas, all or none (default: all that change no "
+     "bit)",
+     1},
     {"fresh", KEY_FRESH, NULL, 0, "run every stage again", 1},
     {0},
 };
@@ -71,6 +76,9 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         break;
     case KEY_ROOT:
         a->adapt.root = arg;
+        break;
+    case KEY_FUSE:
+        a->adapt.fuse = cli_fusions(state, arg);
         break;
     case KEY_FRESH:
         a->adapt.fresh = true;
@@ -177,6 +185,7 @@ int cmd_adapt(struct d0 *d0, int argc, char **argv)
     struct common *c = &a.common;
     a.adapt.model_dir = c->model;
     a.adapt.arch_path = c->arch;
+    a.adapt.activations = c->activations;
     a.adapt.device = c->device;
     a.adapt.isa = c->cpu;
     a.adapt.n_threads = c->threads;

@@ -46,7 +46,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
 }
 
 /* A shipped file that describes it makes a draft pointless, unless that file is left out. */
-static int refuse_known(const struct draft *x, const struct ckpt *c, struct err *e)
+static int refuse_known(const struct draft *x, struct ckpt *c, struct err *e)
 {
     struct findings f;
     struct spec *s = NULL;

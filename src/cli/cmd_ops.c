@@ -196,7 +196,9 @@ static int run_ops(struct ops_arguments *a, struct ops_output *o, struct finding
     if (rc == ERR_OK && c->model)
         rc = ckpt_open(&ckpt, c->model, f, c->d0, e);
     if (rc == ERR_OK && ckpt)
-        rc = spec_open(&spec, ckpt, &(struct spec_options){.arch_path = c->arch}, f, c->d0, e);
+        rc = spec_open(&spec, ckpt,
+                       &(struct spec_options){.arch_path = c->arch, .activations = c->activations}, f, c->d0,
+                       e);
     if (rc == ERR_OK && spec) {
         a->ops.shapes_of = spec->graph;
         rc = verify_matrix(&dev, spec->graph, &o->arena, &o->rows, &o->n_rows, f, e);

@@ -17,7 +17,16 @@ struct run_arguments {
     bool show_ids;
 };
 
-enum { KEY_TEMPERATURE = 0x2000, KEY_TOP_P, KEY_TOP_K, KEY_SEED, KEY_CONTEXT, KEY_IGNORE_EOS, KEY_KV };
+enum {
+    KEY_TEMPERATURE = 0x2000,
+    KEY_TOP_P,
+    KEY_TOP_K,
+    KEY_SEED,
+    KEY_CONTEXT,
+    KEY_IGNORE_EOS,
+    KEY_KV,
+    KEY_FUSE
+};
 
 static const struct argp_option options[] = {
     {"prompt", 'p', "TEXT", 0, "the prompt (required); - reads it from stdin", 1},
@@ -29,6 +38,8 @@ static const struct argp_option options[] = {
     {"context", KEY_CONTEXT, "N", 0, "context in tokens (default: the model's limit, at most 4096)", 1},
     {"ignore-eos", KEY_IGNORE_EOS, NULL, 0, "go on after an end token", 1},
     {"kv", KEY_KV, "TYPE", 0, "type of the KV pages: f32, bf16 or f16 (default: by the weights)", 1},
+    {"fuse", KEY_FUSE, "NAMES", 0,
+     "fusions to apply: names with commas, all or none (default: all that change no bit)", 1},
     {0},
 };
 
@@ -66,6 +77,9 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     case KEY_KV:
         a->session.kv_dtype = cli_kv_dtype(state, arg);
         break;
+    case KEY_FUSE:
+        a->session.fuse = cli_fusions(state, arg);
+        break;
     case ARGP_KEY_END:
         if (!a->common.model || !a->prompt)
             argp_error(state, "a MODEL directory and -p TEXT are needed");
@@ -97,8 +111,19 @@ static int read_stdin(struct strbuf *text, struct err *e)
     return strbuf_failed(text) ? err_set(e, ERR_NOMEM, "no memory for the prompt") : ERR_OK;
 }
 
-static int print_json(const struct generate_result *r, const struct strbuf *text, const struct ids *ids,
-                      size_t n_prompt)
+static void put_fusions(struct json_writer *w, uint32_t mask, bool exact)
+{
+    json_key(w, "fusions");
+    json_begin_array(w);
+    for (unsigned i = 0; i < FUSION_N; i++)
+        if (mask & FUSION_BIT(i))
+            json_write_string(w, fusion_info((enum fusion)i)->name);
+    json_end_array(w);
+    json_put_bool(w, "exact", exact);
+}
+
+static int print_json(const struct session *s, const struct generate_result *r, const struct strbuf *text,
+                      const struct ids *ids, size_t n_prompt)
 {
     struct strbuf out = STRBUF_INIT;
     struct json_writer w;
@@ -112,10 +137,12 @@ static int print_json(const struct generate_result *r, const struct strbuf *text
         json_write_i64(&w, ids->data[i]);
     json_end_array(&w);
     json_put_string(&w, "finish_reason", r->finish);
+    json_put_string(&w, "activations", spec_activations_name(s->spec->activations));
     json_put_u64(&w, "prompt_tokens", n_prompt);
     json_put_u64(&w, "completion_tokens", r->n_generated);
     json_put_f64(&w, "prefill_seconds", r->prefill_seconds);
     json_put_f64(&w, "decode_seconds", r->decode_seconds);
+    put_fusions(&w, engine_fusions(s->engine), engine_exact(s->engine));
     json_end_object(&w);
     return cli_print(&out, EXIT_PASSED);
 }
@@ -144,13 +171,16 @@ static int generate(struct run_arguments *a, struct session *s, struct err *e)
         rc = session_generate(s, ids.data, ids.n, &a->generate, print_piece, a->common.json ? &text : NULL,
                               &answer, &r, e);
     if (rc == ERR_OK && a->common.json)
-        status = print_json(&r, &text, &answer, ids.n);
+        status = print_json(s, &r, &text, &answer, ids.n);
     else if (rc == ERR_OK) {
         printf("\n");
         if (isatty(STDERR_FILENO))
-            fprintf(stderr, "[%u prompt tokens in %.3f s, %u tokens at %.1f per second, finish: %s]\n",
-                    r.n_prompt, r.prefill_seconds, r.n_generated,
-                    r.n_generated > 1 ? (r.n_generated - 1) / r.decode_seconds : 0.0, r.finish);
+            fprintf(
+                stderr,
+                "[%u prompt tokens in %.3f s, %u tokens at %.1f per second, finish: %s, activations: %s]\n",
+                r.n_prompt, r.prefill_seconds, r.n_generated,
+                r.n_generated > 1 ? (r.n_generated - 1) / r.decode_seconds : 0.0, r.finish,
+                spec_activations_name(s->spec->activations));
     }
     strbuf_release(&prompt);
     strbuf_release(&text);
@@ -169,6 +199,7 @@ int cmd_run(struct d0 *d0, int argc, char **argv)
     a.session.arch_path = a.common.arch;
     a.session.device = a.common.device;
     a.session.isa = a.common.cpu;
+    a.session.activations = a.common.activations;
     a.session.n_threads = a.common.threads;
     a.session.memory_bytes = a.common.memory;
     a.session.max_seqs = 1;

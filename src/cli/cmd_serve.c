@@ -34,7 +34,8 @@ enum {
     KEY_NO_PREFIX,
     KEY_SNAPSHOTS,
     KEY_WAITING,
-    KEY_KV
+    KEY_KV,
+    KEY_FUSE
 };
 
 static const struct argp_option options[] = {
@@ -56,6 +57,8 @@ static const struct argp_option options[] = {
      "recurrent states kept for the prefix cache (default: as many as max-seqs, none where memory is short)",
      2},
     {"no-prefix-cache", KEY_NO_PREFIX, NULL, 0, "compute every prompt anew", 2},
+    {"fuse", KEY_FUSE, "NAMES", 0,
+     "fusions to apply: names with commas, all or none (default: all that change no bit)", 2},
     {0},
 };
 
@@ -107,6 +110,9 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         break;
     case KEY_NO_PREFIX:
         a->serve.prefix_cache = false;
+        break;
+    case KEY_FUSE:
+        a->session.fuse = cli_fusions(state, arg);
         break;
     default:
         return ARGP_ERR_UNKNOWN;
@@ -168,6 +174,10 @@ static int serve_session(struct serve_arguments *a, struct session *session, con
         const char *host = a->serve.host ? a->serve.host : "127.0.0.1";
         log_line(&d0->log, LOG_INFO, "serve", "listening on http://%s:%u, context %u tokens", host,
                  serve_port(s), session->context);
+        char fusions[FUSIONS_TEXT];
+        log_line(&d0->log, LOG_INFO, "serve", "%s; fusions: %s",
+                 engine_exact(session->engine) ? "exact" : "not exact",
+                 fusions_format(engine_fusions(session->engine), fusions, sizeof fusions));
         rc = serve_run(s, e);
     }
     pthread_kill(waiter.thread, SIGTERM); /* if no signal came, this ends the waiter */
@@ -202,6 +212,7 @@ int cmd_serve(struct d0 *d0, int argc, char **argv)
     a.session.arch_path = a.common.arch;
     a.session.device = a.common.device;
     a.session.isa = a.common.cpu;
+    a.session.activations = a.common.activations;
     a.session.n_threads = a.common.threads;
     a.session.memory_bytes = a.common.memory;
     struct findings f;

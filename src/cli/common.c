@@ -8,17 +8,31 @@
 
 #include "cli/cli.h"
 #include "day0/device.h"
+#include "graph/graph.h"
 
-enum { KEY_JSON = 0x1000, KEY_ARCH, KEY_DEVICE, KEY_CPU, KEY_THREADS, KEY_MEMORY, KEY_WAIVE, KEY_ACCEPT };
+enum {
+    KEY_JSON = 0x1000,
+    KEY_ARCH,
+    KEY_DEVICE,
+    KEY_CPU,
+    KEY_THREADS,
+    KEY_MEMORY,
+    KEY_ACTIVATIONS,
+    KEY_WAIVE,
+    KEY_ACCEPT
+};
 
 static const struct argp_option options[] = {
     {"json", KEY_JSON, NULL, 0, "print one JSON document on stdout", 10},
     {"arch", KEY_ARCH, "FILE", 0, "architecture file to use instead of a shipped one", 10},
     {"device", KEY_DEVICE, "NAME", 0, "cpu (default), null, or the path of a plugin", 10},
-    {"cpu", KEY_CPU, "ISA", 0, "ref, avx2, avx512 or fast (default: the best this processor has)", 10},
+    {"cpu", KEY_CPU, "ISA", 0, "ref, avx2, avx512, avx512bf16 or fast (default: the best this processor has)",
+     10},
     {"threads", KEY_THREADS, "N", 0, "threads of the device (default: all cores)", 10},
     {"memory", KEY_MEMORY, "BYTES", 0, "plan for this much memory, e.g. 24G (default: what is available)",
      10},
+    {"activations", KEY_ACTIVATIONS, "exact|bf16|released", 0,
+     "what goes into products: as it is (default), rounded to BF16, or as the release asks", 10},
     {"waive", KEY_WAIVE, "ID=REASON", 0, "accept a finding; recorded with its reason", 10},
     {"accept", KEY_ACCEPT, "ROW=REASON", 0, "accept a row that is not checked; recorded with its reason", 10},
     {0},
@@ -56,6 +70,10 @@ static error_t parse_common(int key, char *arg, struct argp_state *state)
         break;
     case KEY_MEMORY:
         c->memory = cli_bytes(state, "--memory", arg);
+        break;
+    case KEY_ACTIVATIONS:
+        if (!spec_activations_parse(arg, &c->activations))
+            argp_error(state, "--activations: '%s' is not one of exact, bf16, released", arg);
         break;
     case KEY_WAIVE:
         add_override(state, c->waive, &c->n_waive, arg);
@@ -123,6 +141,15 @@ uint32_t cli_kv_dtype(const struct argp_state *state, const char *arg)
             return types[i].dtype;
     argp_error(state, "--kv: '%s' is not one of f32, bf16, f16", arg);
     return 0;
+}
+
+const char *cli_fusions(const struct argp_state *state, const char *arg)
+{
+    struct err e = {0};
+    uint32_t mask;
+    if (fusions_parse(arg, &mask, &e) != ERR_OK)
+        argp_error(state, "--fuse: %s; %s", e.message, e.hint);
+    return arg;
 }
 
 bool cli_colour(FILE *out)

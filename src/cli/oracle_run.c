@@ -10,8 +10,10 @@ int cli_open_oracle(struct oracle_run *r, const struct common *c, uint32_t kv_dt
     *r = (struct oracle_run){.ckpt = NULL};
     int rc = ckpt_open(&r->ckpt, c->model, f, c->d0, e);
     if (rc == ERR_OK)
-        rc = spec_open(&r->spec, r->ckpt, &(struct spec_options){.arch_path = c->arch, .kv_dtype = kv_dtype},
-                       f, c->d0, e);
+        rc = spec_open(
+            &r->spec, r->ckpt,
+            &(struct spec_options){.arch_path = c->arch, .kv_dtype = kv_dtype, .activations = c->activations},
+            f, c->d0, e);
     for (size_t i = 0; i < c->n_waive; i++) /* quietly: the command itself tells what was not there */
         findings_waive(f, c->waive[i].key, c->waive[i].reason);
     if (rc == ERR_OK && (!r->spec || findings_failed(f))) {

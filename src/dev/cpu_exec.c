@@ -52,7 +52,7 @@ static const struct kern_variant *pick(const struct d0_device *d, const struct d
     *dtype = 0;
     if (at >= 0 && (uint32_t)at < n->n_inputs && n->inputs[at] != D0_NO_VALUE)
         *dtype = p->values[n->inputs[at]].dtype;
-    return kern_pick(n->op, *dtype, d->isa);
+    return kern_pick_rounded(n->op, *dtype, part_attr_i(n, D0_ATTR_X_FORMAT, 0), d->isa);
 }
 
 static bool node_supported(const struct d0_device *d, const struct d0_part *p, uint32_t node, char *reason,
@@ -388,6 +388,8 @@ static double work_of(const struct cpu_node *n, const struct kern_args *a)
     double rows = (double)a->n_rows;
     switch (n->variant->op) {
     case D0_OP_LINEAR:
+    case D0_OP_QKV: /* of one piece: what would run alone by itself runs alone */
+    case D0_OP_GATE_UP:
         return rows * (double)a->k * (double)a->n;
     case D0_OP_GROUP_LINEAR:
         return rows * (double)a->in_dims[1][0] * (double)a->in_dims[1][1];

@@ -5,6 +5,7 @@
  */
 #include "dev/part_rules.h"
 
+#include <float.h>
 #include <stdarg.h>
 #include <stdio.h>
 
@@ -77,12 +78,18 @@ bool rule_is_stored(const struct d0_value *v, int64_t e, int64_t n, int64_t k)
     return v->format.scale_dtype ? tensor_form_of(v, &form) : rule_is_weight_type(v);
 }
 
+bool rule_form(const struct rule *r)
+{
+    int64_t form = rule_attr(r, D0_ATTR_FORM);
+    return rule_need(r, form == 0 || form == 1, "form %lld", (long long)form);
+}
+
 bool rule_same_shape(const struct d0_value *a, const struct d0_value *b)
 {
     return a->dims[0] == b->dims[0] && a->dims[1] == b->dims[1];
 }
 
-static bool segments_divide(const struct rule *r, int64_t k)
+bool rule_segments(const struct rule *r, int64_t k)
 {
     int64_t s = rule_attr(r, D0_ATTR_SEGMENTS);
     s = s ? s : 1;
@@ -99,6 +106,20 @@ bool rule_EMBED(const struct rule *r)
                      "table must be f32, bf16 or f16 [V, H]");
 }
 
+bool rule_rounding(const struct rule *r, uint32_t scale_key)
+{
+    int64_t format = rule_attr(r, D0_ATTR_X_FORMAT);
+    double scale = part_attr_f(r->n, scale_key, 0);
+    const struct tensor_rounding *rounding = tensor_rounding(format);
+    if (!rule_need(r, format == D0_X_EXACT || rounding, "rounding %lld of activations is unknown",
+                   (long long)format))
+        return false;
+    if (rounding && tensor_rounding_given(rounding))
+        return rule_need(r, (float)scale >= FLT_MIN && (float)scale <= FLT_MAX,
+                         "rounding to %s needs a scale, not %g", rounding->name, scale);
+    return rule_need(r, scale == 0, "a scale of activations without a rounding that takes it");
+}
+
 bool rule_LINEAR(const struct rule *r)
 {
     const struct d0_value *x = rule_input(r, 0), *w = rule_input(r, 1), *bias = rule_input(r, 2),
@@ -108,7 +129,7 @@ bool rule_LINEAR(const struct rule *r)
            rule_need(r, rule_is_stored(w, 0, o->dims[1], x->dims[1]),
                      "w must be f32, bf16, f16 or codes [N, K]") &&
            rule_need(r, !bias || rule_is_weight(bias, o->dims[1], 0), "bias must be f32, bf16 or f16 [N]") &&
-           segments_divide(r, x->dims[1]);
+           rule_segments(r, x->dims[1]) && rule_rounding(r, D0_ATTR_X_SCALE);
 }
 
 bool rule_RMS_NORM(const struct rule *r)
@@ -122,7 +143,7 @@ bool rule_RMS_NORM(const struct rule *r)
     return rule_need(r, d > 0 && x->dims[1] % d == 0, "groups of %lld do not divide %lld", (long long)d,
                      (long long)x->dims[1]) &&
            rule_need(r, !w || rule_is_weight(w, d, 0), "w must be f32, bf16 or f16 [%lld]", (long long)d) &&
-           segments_divide(r, d);
+           rule_segments(r, d);
 }
 
 static bool pair(const struct rule *r)

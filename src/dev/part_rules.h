@@ -10,6 +10,7 @@
 #include <stdbool.h>
 
 #include "dev/part_check.h"
+#include "tensor/tensor.h"
 
 struct rule {
     const struct d0_part *p;
@@ -35,8 +36,14 @@ bool rule_is_stored(const struct d0_value *v, int64_t e, int64_t n, int64_t k);
 /* State [pages, heads, page_tokens, dim] of as many pages, tokens and the type of `like`. */
 bool rule_is_pages(const struct d0_value *v, const struct d0_value *like, int64_t heads, int64_t dim);
 bool rule_same_shape(const struct d0_value *a, const struct d0_value *b);
+/* The attribute `form` of operators that can be computed in another way: 0 or 1. */
+bool rule_form(const struct rule *r);
 /* The attribute `function` and the numbers it takes; pair: of a gate and another value. */
 bool rule_function(const struct rule *r, bool pair);
+/* The attribute `segments` of a reduction over k values. */
+bool rule_segments(const struct rule *r, int64_t k);
+/* x_format, and the scale (x_scale, h_scale) that it takes or does not. */
+bool rule_rounding(const struct rule *r, uint32_t scale_key);
 /* positions[T], seq_of[T], page_table[B, P] from input `first` on */
 bool rule_indices(const struct rule *r, uint32_t first, int64_t rows);
 /* Pages of keys and of values from input `first` on, then the three index arrays */

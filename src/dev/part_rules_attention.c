@@ -108,5 +108,5 @@ bool rule_MLA(const struct rule *r)
            latent_pages(r, latent + rope) &&
            rule_need(r, rule_is_stored(rule_input(r, 2), 0, heads * (nope + v_dim), latent),
                      "kv_b must be f32, bf16 or f16 [heads * (nope + v_dim), latent]") &&
-           rule_indices(r, 3, q->dims[0]) && chosen(r, 6, q->dims[0], 1);
+           rule_indices(r, 3, q->dims[0]) && chosen(r, 6, q->dims[0], 1) && rule_form(r);
 }

@@ -129,5 +129,6 @@ bool rule_EXPERTS(const struct rule *r)
                      "gate and up are one, yet up is given") &&
            rule_need(r, fused || is_experts(r, rule_input(r, 5), n, turned ? d : inter, turned ? inter : d),
                      "up must be f32, bf16 or f16 [E, I, D]") &&
-           biases_fit(r, n, wide, inter, d) && function_fits(r, layout) && pairs_fit(r, ids);
+           biases_fit(r, n, wide, inter, d) && function_fits(r, layout) && pairs_fit(r, ids) &&
+           rule_form(r) && rule_rounding(r, D0_ATTR_X_SCALE) && rule_rounding(r, D0_ATTR_H_SCALE);
 }

@@ -83,6 +83,7 @@ bool rule_DELTA_RULE(const struct rule *r)
            rule_need(r, isfinite(eps) && eps >= 0, "eps %g", eps) &&
            rule_need(r, isfinite(lower) && lower <= 0, "lower bound %g of a log decay", lower) &&
            rule_need(r, isfinite(part_attr_f(r->n, D0_ATTR_SCALE, 0)), "scale is not finite") &&
+           rule_form(r) &&
            rule_need(r, rule_is_rows(rule_input(r, 1), t, q->dims[1]), "k must be f32 like q") &&
            rule_need(r, rule_is_rows(rule_input(r, 3), t, gates), "g must be f32 [T, %lld]",
                      (long long)gates) &&

@@ -139,7 +139,8 @@ bool rule_GROUP_LINEAR(const struct rule *r)
            groups_of(r, x->dims[1], &groups) && groups_of(r, o->dims[1], &groups) &&
            rule_need(r, rule_is_stored(w, 0, o->dims[1], x->dims[1] / groups),
                      "w must be f32, bf16, f16 or codes [%lld, %lld]", (long long)o->dims[1],
-                     (long long)(x->dims[1] / groups));
+                     (long long)(x->dims[1] / groups)) &&
+           rule_rounding(r, D0_ATTR_X_SCALE);
 }
 
 bool rule_POSITION_SCALE(const struct rule *r)

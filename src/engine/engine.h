@@ -160,7 +160,8 @@ struct engine_options {
                                   * it has none, where sequences cannot share pages (graph_pages_shareable)
                                   * and where the device cannot copy */
     bool probes;                 /* keep every probe of the graph readable after a step */
-    bool poison; /* fill all states with NaN at open: shows any read of what was never written */
+    bool poison;      /* fill all states with NaN at open: shows any read of what was never written */
+    uint32_t fusions; /* mask of enum fusion: applied where the graph and the device allow; 0: none */
     struct mem *mem;
 };
 
@@ -172,6 +173,11 @@ void engine_close(struct engine *x);
 const struct engine_limits *engine_limits(const struct engine *x);
 /* Predicted bytes on the device: KV pages with slots, and scratch (weights are known from struct weights). */
 void engine_memory(const struct engine *x, uint64_t *kv, uint64_t *scratch);
+
+/* Fusions that changed at least one node: what was asked for less what the device refuses to run. */
+uint32_t engine_fusions(const struct engine *x);
+/* The device gives equal bits in any batch, and no fusion that changes bits is on. */
+bool engine_exact(const struct engine *x);
 
 /* executor_step: validates and runs one plan and fills the result message (result_cap bytes available at
  * result, aligned to 8). A step that fails as a whole still gives a result with `error` set (where result_cap

@@ -26,6 +26,9 @@ struct engine {
     struct dev *dev;
     struct mem *mem;
     struct graph *graph;
+    uint32_t *value_of; /* [graph->n_values] in the graph that the weights were loaded for */
+    uint32_t fusions;
+    bool exact;
     struct arena arena; /* the arrays below */
     struct engine_limits limits;
     struct d0_exec *exec;

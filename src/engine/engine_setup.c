@@ -147,13 +147,25 @@ static int check_limits(const struct engine_limits *l, struct err *e)
     return ERR_OK;
 }
 
-static int plan_graph(struct engine *x, const struct graph *g, const struct engine_options *o, struct err *e)
+static void forget_graph(struct engine *x)
 {
-    int rc = check_limits(&x->limits, e);
-    if (rc == ERR_OK)
-        rc = graph_copy(g, &x->graph, e);
-    if (rc == ERR_OK)
-        rc = check_values(x, e);
+    graph_free(x->graph);
+    x->graph = NULL;
+    x->n_hidden = 0;
+    x->has_state = false;
+}
+
+/* The graph with these fusions, checked and planned. */
+static int plan_fused(struct engine *x, const struct graph *g, const struct engine_options *o, uint32_t mask,
+                      struct fused *fused, struct err *e)
+{
+    x->limits = o->limits;
+    int rc = graph_fuse(g, mask, o->probes, fused, e);
+    if (rc != ERR_OK)
+        return rc;
+    x->graph = fused->graph;
+    x->value_of = fused->value_of;
+    rc = check_values(x, e);
     if (rc == ERR_OK)
         rc = find_result(x, e);
     if (rc == ERR_OK)
@@ -161,6 +173,38 @@ static int plan_graph(struct engine *x, const struct graph *g, const struct engi
     const int64_t dims[D0_N_DIMS] = {x->limits.max_tokens, x->limits.max_seqs, x->limits.max_rows,
                                      x->limits.max_pages_per_seq};
     return rc == ERR_OK ? graph_plan_memory(x->graph, dims, o->probes, e) : rc;
+}
+
+/* Fusions of whose nodes the device refuses at least one. */
+static uint32_t refused(struct engine *x, const struct fused *fused)
+{
+    struct d0_part part;
+    uint32_t mask = 0;
+    char reason[256];
+    graph_part(fused->graph, &part);
+    for (uint32_t i = 0; i < fused->graph->n_nodes; i++)
+        if ((fused->by[i] & ~mask) && !dev_supports(x->dev, &part, i, reason, sizeof reason))
+            mask |= fused->by[i];
+    return mask;
+}
+
+/* A device that knows the operators of the graph as described need not know the fused ones. */
+static int plan_graph(struct engine *x, const struct graph *g, const struct engine_options *o, struct err *e)
+{
+    struct fused fused;
+    int rc = check_limits(&o->limits, e);
+    for (uint32_t mask = o->fusions, off = 1; rc == ERR_OK && off; mask &= ~off) {
+        forget_graph(x);
+        rc = plan_fused(x, g, o, mask, &fused, e);
+        off = rc == ERR_OK ? refused(x, &fused) : 0;
+    }
+    for (unsigned i = 0; rc == ERR_OK && i < FUSION_N; i++)
+        x->fusions |= fused.nodes[i] ? FUSION_BIT(i) : 0;
+    struct d0_device_info info = {.size = sizeof info};
+    if (rc == ERR_OK)
+        rc = dev_info(x->dev, &info, e);
+    x->exact = info.exact != 0 && (x->fusions & ~fusions_exact()) == 0;
+    return rc;
 }
 
 /* ---- memory -------------------------------------------------------------------------------------------- */
@@ -277,7 +321,8 @@ static int bind_all(struct engine *x, const struct weights *w, struct err *e)
         struct d0_buffer *b = x->own[i];
         uint32_t kind = x->graph->values[i].kind;
         if (kind == D0_VALUE_WEIGHT) {
-            b = w && i < w->n_values ? w->buffers[i] : NULL;
+            uint32_t id = x->value_of[i];
+            b = w && id < w->n_values ? w->buffers[id] : NULL;
             if (!b)
                 return err_set(e, ERR_INVALID, "weight %s was not loaded", x->graph->info[i].name);
         }
@@ -356,4 +401,14 @@ void engine_memory(const struct engine *x, uint64_t *kv, uint64_t *scratch)
 {
     *kv = x->kv_bytes;
     *scratch = x->graph->scratch_bytes;
+}
+
+uint32_t engine_fusions(const struct engine *x)
+{
+    return x->fusions;
+}
+
+bool engine_exact(const struct engine *x)
+{
+    return x->exact;
 }

@@ -114,6 +114,44 @@ int graph_slice_nodes(const struct graph *g, const uint8_t *wanted, struct graph
 /* positional[n_nodes]: 1 for nodes that depend on positions and weights only; every slice makes its own. */
 int graph_positional(const struct graph *g, uint8_t *positional, struct err *e);
 
+/* ---- fusions and other forms, as in src/graph/fusions.def ---- */
+enum fusion {
+#define FUSION(ID, ...) FUSION_##ID,
+#include "graph/fusions.def"
+#undef FUSION
+    FUSION_N
+};
+enum fusion_exactness { FUSION_BIT_EQUAL, FUSION_BOUNDED };
+struct fusion_info {
+    const char *name;
+    enum fusion_exactness exactness;
+    double limit; /* BOUNDED: largest relative L2 distance of a row; else 0 */
+    const char *meaning;
+};
+#define FUSION_BIT(f) (1u << (f))
+const struct fusion_info *fusion_info(enum fusion f);
+const char *fusion_exactness_name(enum fusion_exactness x); /* "bit-equal" "bounded" */
+uint32_t fusions_exact(void);                               /* all that are BIT_EQUAL: the default */
+/* "all" (that are BIT_EQUAL), "none", names, or several of them with commas between; NULL: the default.
+ * ERR_USAGE naming the word that is none. */
+int fusions_parse(const char *text, uint32_t *mask, struct err *e);
+/* What fusions_parse() takes: "qkv,gate_up", or "none". Returns buf; FUSIONS_TEXT bytes hold any mask. */
+#define FUSIONS_TEXT 160
+const char *fusions_format(uint32_t mask, char *buf, size_t bytes);
+
+/* A graph whose nodes were replaced. The arrays live in its arena. */
+struct fused {
+    struct graph *graph;
+    uint32_t *value_of;       /* [graph->n_values]: id of the value in the graph that it was made from */
+    uint32_t *by;             /* [graph->n_nodes]: mask of the fusions that made or changed the node */
+    uint32_t nodes[FUSION_N]; /* how many nodes each made or changed */
+};
+/* Applies the fusions of mask wherever their nodes stand as they want them and nobody else wants what falls
+ * away: values that another node reads, that leave a slice, that are the result, or (keep_probes) that are
+ * probes. Weights, states and inputs stay, partition marks with them. Not planned: graph_plan_memory comes
+ * after. Free the graph. Errors: ERR_NOMEM, ERR_LIMIT. */
+int graph_fuse(const struct graph *g, uint32_t mask, bool keep_probes, struct fused *out, struct err *e);
+
 /* Liveness: gives every ACTIVATION and OUTPUT an offset in scratch for the largest step and sets
  * scratch_bytes. max_dims: largest T, B, R, P. keep_probes: values marked `probe` become OUTPUTs and share
  * memory with nothing. The graph's result is always an OUTPUT. */

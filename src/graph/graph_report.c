@@ -132,6 +132,21 @@ static void add_node(const struct graph *g, const struct d0_node *n, const int64
     case D0_OP_LINEAR: /* 2 m n k */
         c->flops += 2 * rows * (double)w->dims[0] * (double)w->dims[1];
         break;
+    case D0_OP_QKV:
+        for (uint32_t i = 1; i < 4; i++)
+            c->flops += 2 * rows * elements(&g->values[n->inputs[i]], dims);
+        break;
+    case D0_OP_GATE_UP:
+        c->flops += 4 * rows * elements(w, dims) + 6 * out;
+        break;
+    case D0_OP_NORM_RESIDUAL:
+        c->flops += 5 * out;
+        break;
+    case D0_OP_NORM_ROPE_STORE:
+        c->flops += 7 * (out + elements(w, dims));
+        c->state_bytes += (elements(w, dims) + elements(&g->values[n->inputs[2]], dims)) *
+                          dtype_bits(g->values[n->inputs[3]].dtype) / 8;
+        break;
     case D0_OP_RMS_NORM:
         c->flops += 4 * out;
         break;

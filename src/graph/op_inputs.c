@@ -34,6 +34,10 @@ static const struct op_inputs {
     {D0_OP_GROUP_LINEAR, BIT(1), 0, false},
     {D0_OP_POOL_KV, FROM_TO(2, 4), BIT(5) | BIT(6), true},
     {D0_OP_POOL_ATTENTION, BIT(3), BIT(1) | BIT(2), false},
+    {D0_OP_QKV, FROM_TO(1, 6), 0, false},
+    {D0_OP_GATE_UP, FROM_TO(1, 4), 0, false},
+    {D0_OP_NORM_RESIDUAL, BIT(2), 0, false},
+    {D0_OP_NORM_ROPE_STORE, BIT(9) | BIT(10), BIT(3) | BIT(4), true},
 };
 
 static const struct op_inputs *find(uint32_t op)

@@ -186,6 +186,12 @@ static bool rule_latent_store(const struct rule *r)
     return shape_want_pages(r, 1, "pages", 1, width, 1) && shape_want_places(r, 2, rows_of(r, 0));
 }
 
+static bool form_known(const struct rule *r)
+{
+    int64_t form = node_attr_i(r->n, D0_ATTR_FORM, 0);
+    return form == 0 || form == 1 || shape_broken(r, "form %lld is unknown", (long long)form);
+}
+
 static bool rule_mla(const struct rule *r)
 {
     int64_t heads, nope, rope, v_dim, latent;
@@ -195,7 +201,8 @@ static bool rule_mla(const struct rule *r)
         return false;
     if (!shape_want_dim(r, 0, "q", 1, heads * (nope + rope)) || !shape_want(r, 1, "pages", 0, 4) ||
         !shape_want_pages(r, 1, "pages", 1, latent + rope, 1) ||
-        !want_weight(r, 2, "kv_b", heads * (nope + v_dim), latent) || !shape_want_places(r, 3, rows_of(r, 0)))
+        !want_weight(r, 2, "kv_b", heads * (nope + v_dim), latent) ||
+        !shape_want_places(r, 3, rows_of(r, 0)) || !form_known(r))
         return false;
     if (shape_input(r, 6) &&
         (!shape_want(r, 6, "chosen", D0_I32, 2) || !shape_want_dim(r, 6, "chosen", 0, rows_of(r, 0))))
@@ -293,7 +300,7 @@ static bool rule_experts(const struct rule *r)
     int64_t inter, layout = node_attr_i(r->n, D0_ATTR_LAYOUT, 0);
     if (!shape_want_rows(r, 0, "x") || !shape_want(r, 1, "experts", D0_I32, 2) ||
         !shape_want_rows(r, 2, "weights") || !shape_positive(r, D0_ATTR_INTER, &inter) ||
-        !shape_function(r) || !shape_want_stored(r, 3, "down", 3))
+        !shape_function(r) || !shape_rounding(r) || !shape_want_stored(r, 3, "down", 3) || !form_known(r))
         return false;
     if (layout < 0 || layout > 3)
         return shape_broken(r, "layout %lld is unknown", (long long)layout);
@@ -348,7 +355,7 @@ static bool rule_delta(const struct rule *r)
     if (!shape_want_dim(r, 0, "q", 1, heads * dim) || !want_matrix(r, 1, "k", t, heads * dim) ||
         !want_matrix(r, 2, "v", t, v_heads * v_dim) || !want_matrix(r, 3, "g", t, g) ||
         !want_matrix(r, 4, "beta", t, v_heads) || !shape_want(r, 5, "A_log", 0, 1) ||
-        !want_vector(r, 6, "dt_bias", g) || !shape_want(r, 7, "S", D0_F32, 4))
+        !want_vector(r, 6, "dt_bias", g) || !shape_want(r, 7, "S", D0_F32, 4) || !form_known(r))
         return false;
     if (rows_of(r, 5) < v_heads)
         return shape_broken(r, "A_log has %lld entries for %lld heads", (long long)rows_of(r, 5),
@@ -410,7 +417,7 @@ static bool rule_hyper_head(const struct rule *r)
 static bool rule_group_linear(const struct rule *r)
 {
     int64_t groups;
-    if (!shape_want_rows(r, 0, "x") || !groups_of(r, width_of(r, 0), &groups) ||
+    if (!shape_want_rows(r, 0, "x") || !groups_of(r, width_of(r, 0), &groups) || !shape_rounding(r) ||
         !shape_want_stored(r, 1, "w", 2) || !shape_want_dim(r, 1, "w", 1, width_of(r, 0) / groups))
         return false;
     int64_t n = rows_of(r, 1);

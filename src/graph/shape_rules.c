@@ -118,7 +118,7 @@ static bool rule_embed(const struct rule *r)
     return shape_give(r, shape_input(r, 0)->dims[0], shape_input(r, 1)->dims[1]);
 }
 
-static bool segments_whole(const struct rule *r, int64_t k)
+bool shape_segments(const struct rule *r, int64_t k)
 {
     int64_t s = node_attr_i(r->n, D0_ATTR_SEGMENTS, 0);
     if (s < 0 || s > 64 || (s & (s - 1)))
@@ -128,12 +128,20 @@ static bool segments_whole(const struct rule *r, int64_t k)
     return true;
 }
 
+bool shape_rounding(const struct rule *r)
+{
+    int64_t format = node_attr_i(r->n, D0_ATTR_X_FORMAT, 0);
+    if (format == D0_X_EXACT || tensor_rounding(format))
+        return true;
+    return shape_broken(r, "x_format %lld is unknown", (long long)format);
+}
+
 static bool rule_linear(const struct rule *r)
 {
     if (!shape_want_rows(r, 0, "x") || !shape_want_stored(r, 1, "w", 2))
         return false;
     int64_t k = shape_input(r, 0)->dims[1], n = shape_input(r, 1)->dims[0];
-    if (!shape_want_dim(r, 1, "w", 1, k) || !segments_whole(r, k))
+    if (!shape_want_dim(r, 1, "w", 1, k) || !shape_segments(r, k) || !shape_rounding(r))
         return false;
     if (shape_input(r, 2) && (!shape_want(r, 2, "bias", 0, 1) || !shape_want_dim(r, 2, "bias", 0, n)))
         return false;
@@ -152,7 +160,7 @@ static bool rule_rms_norm(const struct rule *r)
         return false;
     if (node_attr_f(r->n, D0_ATTR_EPS, -1) < 0)
         return shape_broken(r, "eps is negative");
-    if (!segments_whole(r, d))
+    if (!shape_segments(r, d))
         return false;
     return shape_give(r, shape_input(r, 0)->dims[0], k);
 }
@@ -311,6 +319,11 @@ bool shape_rule(const struct graph *g, const struct d0_node *n, struct d0_value 
         return rule_glu(&r);
     case D0_OP_GATHER_ROWS:
         return rule_gather_rows(&r);
+    case D0_OP_QKV:
+    case D0_OP_GATE_UP:
+    case D0_OP_NORM_RESIDUAL:
+    case D0_OP_NORM_ROPE_STORE:
+        return shape_rule_fused(&r);
     default:
         return shape_rule_family(&r);
     }

@@ -32,10 +32,15 @@ bool shape_want_pages(const struct rule *r, uint32_t i, const char *name, int64_
 /* Attribute in 1..2^31-1. */
 bool shape_positive(const struct rule *r, uint32_t key, int64_t *out);
 bool shape_function(const struct rule *r);                          /* attribute `function` is known */
+bool shape_rounding(const struct rule *r);                          /* attribute `x_format` is known */
 bool shape_give(const struct rule *r, int64_t rows, int64_t width); /* [rows, width] float32 */
 bool shape_pair(const struct rule *r, const char *a, const char *b);
 
+/* The attribute `segments` of a reduction over k values. */
+bool shape_segments(const struct rule *r, int64_t k);
+
 /* Operators from id 11 on. */
 bool shape_rule_family(const struct rule *r);
+bool shape_rule_fused(const struct rule *r);
 
 #endif

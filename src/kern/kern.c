@@ -13,7 +13,7 @@
 #include <cpuid.h>
 #endif
 
-static const char *const isa_names[KERN_N_ISA] = {"ref", "avx2", "avx512"};
+static const char *const isa_names[KERN_N_ISA] = {"ref", "avx2", "avx512", "avx512bf16"};
 
 const char *kern_isa_name(enum kern_isa isa)
 {
@@ -32,6 +32,16 @@ static bool has_f16c(void)
     return __builtin_cpu_supports("f16c");
 #endif
 }
+
+static bool has_avx512_bf16(void)
+{
+#if defined(__clang__)
+    unsigned a, b, c, d;
+    return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 5 & 1);
+#else
+    return __builtin_cpu_supports("avx512bf16");
+#endif
+}
 #endif
 
 bool kern_isa_available(enum kern_isa isa)
@@ -43,15 +53,28 @@ bool kern_isa_available(enum kern_isa isa)
         return kern_isa_available(KERN_AVX2) && __builtin_cpu_supports("avx512f") &&
                __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
                __builtin_cpu_supports("avx512dq");
+    if (isa == KERN_AVX512BF16)
+        return kern_isa_available(KERN_AVX512) && has_avx512_bf16();
 #endif
     return isa == KERN_REF;
+}
+
+/* Products of pairs do twice the work of a fused multiply-add. Intel's processors of today run one where they
+ * run four multiply-adds (bench/NOTES.md), so there only who asks for them by name gets them. */
+static bool pairs_are_fast(void)
+{
+#if defined(__x86_64__)
+    return __builtin_cpu_is("amd");
+#else
+    return false;
+#endif
 }
 
 enum kern_isa kern_isa_best(void)
 {
     enum kern_isa best = KERN_REF;
     for (int i = KERN_REF; i < KERN_N_ISA; i++)
-        if (kern_isa_available((enum kern_isa)i))
+        if (kern_isa_available((enum kern_isa)i) && (i != KERN_AVX512BF16 || pairs_are_fast()))
             best = (enum kern_isa)i;
     return best;
 }
@@ -75,17 +98,24 @@ static const struct kern_table *const tables[] = {
 #if defined(__x86_64__)
     &kern_table_of_avx2,
     &kern_table_of_avx512,
+    &kern_table_of_avx512bf16,
 #endif
 };
 
 const struct kern_variant *kern_pick(uint32_t op, uint32_t dtype, enum kern_isa isa)
+{
+    return kern_pick_rounded(op, dtype, D0_X_EXACT, isa);
+}
+
+const struct kern_variant *kern_pick_rounded(uint32_t op, uint32_t dtype, int64_t x_format, enum kern_isa isa)
 {
     const struct kern_variant *best = NULL;
     for (size_t t = 0; t < ARRAY_LEN(tables); t++)
         for (size_t i = 0; i < tables[t]->n; i++) {
             const struct kern_variant *v = &tables[t]->variants[i];
             if (v->op == op && (v->dtype == 0 || v->dtype == dtype) && v->isa <= isa &&
-                kern_isa_available(v->isa) && (!best || v->isa > best->isa))
+                (v->x_format == 0 || v->x_format == x_format) && kern_isa_available(v->isa) &&
+                (!best || v->isa > best->isa))
                 best = v;
         }
     return best;
@@ -140,7 +170,7 @@ int kern_state_input(uint32_t op, unsigned s)
         int inputs[2];
     } table[] = {
         {D0_OP_KV_STORE, {2, 3}},    {D0_OP_LATENT_STORE, {1, -1}}, {D0_OP_SHORT_CONV, {2, -1}},
-        {D0_OP_DELTA_RULE, {7, -1}}, {D0_OP_POOL_KV, {5, 6}},
+        {D0_OP_DELTA_RULE, {7, -1}}, {D0_OP_POOL_KV, {5, 6}},       {D0_OP_NORM_ROPE_STORE, {3, 4}},
     };
     for (size_t i = 0; i < ARRAY_LEN(table); i++)
         if (table[i].op == op && s < 2)
@@ -156,6 +186,30 @@ size_t kern_items_rows(const struct kern_args *a)
 size_t kern_items_columns(const struct kern_args *a)
 {
     return a->n_rows > 0 ? (size_t)a->n : 0;
+}
+
+size_t kern_items_products(const struct kern_args *a)
+{
+    if (a->phase == 0)
+        return a->attr[D0_ATTR_X_FORMAT].i ? (size_t)a->n_rows : 0;
+    return kern_items_columns(a);
+}
+
+size_t kern_shared_rows(const struct kern_args *a)
+{
+    if (a->attr[D0_ATTR_X_FORMAT].i == 0)
+        return 0;
+    return (size_t)a->n_rows * (size_t)a->k * sizeof(float);
+}
+
+void kern_round_rows(const struct kern_args *a, size_t first, size_t last)
+{
+    const struct tensor_rounding *r = tensor_rounding(a->attr[D0_ATTR_X_FORMAT].i);
+    size_t groups = a->attr[D0_ATTR_GROUPS].i > 1 ? (size_t)a->attr[D0_ATTR_GROUPS].i : 1,
+           k = (size_t)a->k / groups;
+    for (size_t i = first * groups; i < last * groups; i++)
+        tensor_round_row(r, (float)a->attr[D0_ATTR_X_SCALE].f, (const float *)a->in[0] + i * k, k,
+                         (float *)a->shared + i * k);
 }
 
 size_t kern_items_heads(const struct kern_args *a)

@@ -14,12 +14,13 @@
 #include "day0/device.h"
 #include "tensor/tensor.h"
 
-enum kern_isa { KERN_REF, KERN_AVX2, KERN_AVX512, KERN_N_ISA };
+/* AVX512BF16: AVX-512 and, where rows are rounded to BF16, its products of pairs. */
+enum kern_isa { KERN_REF, KERN_AVX2, KERN_AVX512, KERN_AVX512BF16, KERN_N_ISA };
 
-const char *kern_isa_name(enum kern_isa isa);             /* "ref" "avx2" "avx512" */
+const char *kern_isa_name(enum kern_isa isa);             /* "ref" "avx2" "avx512" "avx512bf16" */
 int kern_isa_parse(const char *name, enum kern_isa *out); /* also "fast" = best detected; 0 or ERR_INVALID */
 bool kern_isa_available(enum kern_isa isa);               /* this processor and build can run it */
-enum kern_isa kern_isa_best(void);
+enum kern_isa kern_isa_best(void); /* AVX512BF16 only where its products are faster than those of AVX512 */
 
 /* One node with this step's sizes and resolved addresses. Layouts as stated in day0/ops.def. */
 struct kern_args {
@@ -68,6 +69,7 @@ struct kern_variant {
      * bytes of it. */
     size_t (*shared)(const struct kern_args *a); /* bytes for the node; NULL: none */
     unsigned phases;                             /* 0: one */
+    int64_t x_format; /* the only rounding of activations that it computes (enum d0_x_format); 0: any */
 };
 
 /* Phases of a variant, at least one. */
@@ -79,6 +81,9 @@ static inline unsigned kern_phases(const struct kern_variant *v)
 /* The variant for (op, dtype) with the highest instruction set not above `isa`; NULL if there is none at all.
  * An `isa` of KERN_REF gives the definition. */
 const struct kern_variant *kern_pick(uint32_t op, uint32_t dtype, enum kern_isa isa);
+/* The same for a node that rounds its activations so (enum d0_x_format). */
+const struct kern_variant *kern_pick_rounded(uint32_t op, uint32_t dtype, int64_t x_format,
+                                             enum kern_isa isa);
 /* Which input's dtype selects the variant of an operator: index into in[], or -1. */
 int kern_dtype_input(uint32_t op);
 /* Index into in[] of the operator's state `s` (0, 1), or -1. */

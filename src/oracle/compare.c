@@ -325,7 +325,9 @@ static bool of_one_run(const struct trace *a, const struct trace *b, struct find
 static int compare_all(const struct trace *a, const struct trace *b, struct arena *arena,
                        struct compare_result *out, struct findings *f, struct err *e)
 {
-    const struct compare_limits limits = compare_limits_of(compare_coarse(a) || compare_coarse(b));
+    const struct compare_limits limits =
+        compare_limits_of(compare_coarse(a) || compare_coarse(b),
+                          compare_coarser(compare_activation_bits(a), compare_activation_bits(b)));
     out->reference_producer = arena_strdup(arena, a->producer);
     out->other_producer = arena_strdup(arena, b->producer);
     out->self_consistent = compare_of_day0(a) && compare_of_day0(b);

@@ -38,8 +38,14 @@ struct compare_limits {
     double logit; /* |difference|, to be multiplied by max(1, largest |logit|) */
 };
 /* docs/numerics.md: 16 bits anywhere but in the weights are coarse. */
-struct compare_limits compare_limits_of(bool coarse);
+struct compare_limits compare_limits_of(bool coarse, uint32_t activation_bits);
 bool compare_coarse(const struct trace *t);
+uint32_t compare_activation_bits(const struct trace *t); /* of the coarsest rounding in it; 0: none told */
+/* Of two numbers of bits the smaller; 0 is none. */
+static inline uint32_t compare_coarser(uint32_t a, uint32_t b)
+{
+    return a == 0 || (b && b < a) ? b : a;
+}
 /* Judges one probe. Its reason lies in the arena; ERR_NOMEM. */
 int compare_judge(struct compare_probe *p, const struct compare_sums *s, const struct compare_limits *l,
                   enum compare_kind kind, struct arena *arena, struct compare_result *out, struct err *e);

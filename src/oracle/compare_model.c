@@ -576,7 +576,9 @@ int oracle_compare_model(const struct oracle_model *m, const char *reference, st
     if (rc)
         return rc;
     struct against a = {.m = m, .t = t, .g = m->spec->graph, .arena = arena, .out = out, .f = f};
-    a.limits = compare_limits_of(compare_coarse(t) || m->spec->kv_dtype != D0_F32);
+    a.limits =
+        compare_limits_of(compare_coarse(t) || m->spec->kv_dtype != D0_F32,
+                          compare_coarser(compare_activation_bits(t), spec_activation_bits(m->spec->graph)));
     out->reference_producer = arena_strdup(arena, t->producer);
     out->other_producer = arena_printf(arena, "day0 %s, %s", D0_VERSION, m->dev->api->name);
     out->self_consistent = compare_of_day0(t);

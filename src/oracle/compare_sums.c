@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/str.h"
 #include "oracle/compare_impl.h"
 
 #define LIMIT_F32   1e-4
@@ -152,9 +153,9 @@ double compare_row_error(enum compare_kind kind, const void *a, const void *b, u
     return s.worst_row;
 }
 
-struct compare_limits compare_limits_of(bool coarse)
+struct compare_limits compare_limits_of(bool coarse, uint32_t activation_bits)
 {
-    double limit = coarse ? LIMIT_16BIT : LIMIT_F32;
+    double limit = fmax(coarse ? LIMIT_16BIT : LIMIT_F32, spec_activation_limit(activation_bits));
     return (struct compare_limits){.row = limit, .logit = limit};
 }
 
@@ -162,6 +163,13 @@ bool compare_coarse(const struct trace *t)
 {
     const char *kv = trace_meta(t, "kv_dtype");
     return strcmp(t->precision, "float32") != 0 || (kv && strcmp(kv, "float32") != 0);
+}
+
+uint32_t compare_activation_bits(const struct trace *t)
+{
+    const char *text = trace_meta(t, "activation_bits");
+    int64_t bits = 0;
+    return text && str_to_i64(text, &bits) && bits > 0 && bits <= 32 ? (uint32_t)bits : 0;
 }
 
 bool compare_of_day0(const struct trace *t)

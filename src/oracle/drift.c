@@ -315,7 +315,10 @@ static void report(const struct drifting *d)
                   r->limit);
     if (d->t)
         report_beyond(d, "recorded logits", r->recorded_producer, offsetof(struct drift_bucket, recorded),
-                      compare_limits_of(compare_coarse(d->t) || d->m->spec->kv_dtype != D0_F32).row);
+                      compare_limits_of(compare_coarse(d->t) || d->m->spec->kv_dtype != D0_F32,
+                                        compare_coarser(compare_activation_bits(d->t),
+                                                        spec_activation_bits(d->m->spec->graph)))
+                          .row);
 }
 
 static void add_cost(struct oracle_cost *to, const struct oracle_cost *c)
@@ -378,7 +381,8 @@ int oracle_drift(const struct oracle_model *m, const struct drift_options *o, st
 {
     struct drifting d = {.m = m, .o = o, .arena = arena, .out = out, .f = f};
     struct d0_device_info info = {.size = sizeof info};
-    *out = (struct drift_result){.limit = compare_limits_of(m->spec->kv_dtype != D0_F32).row};
+    *out = (struct drift_result){
+        .limit = compare_limits_of(m->spec->kv_dtype != D0_F32, spec_activation_bits(m->spec->graph)).row};
     int rc = dev_info(m->dev, &info, e);
     out->exact = info.exact != 0;
     if (rc == 0)

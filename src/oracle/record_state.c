@@ -51,22 +51,24 @@ static int make_header(struct recording *r, struct err *e)
 {
     const struct spec *s = r->m->spec;
     struct d0_device_info info = {.size = sizeof info};
-    char manifest[65], positions[32], layers[32];
+    char manifest[65], positions[32], layers[32], bits[16];
     int rc = ckpt_manifest_sha256(r->m->ckpt, manifest, e);
     if (rc == 0)
         rc = dev_info(r->m->dev, &info, e);
     if (rc)
         return rc;
     const char *producer = arena_printf(r->arena, "day0 %s, %s (%s)", D0_VERSION, info.name, info.variant);
+    snprintf(bits, sizeof bits, "%u", spec_activation_bits(s->graph));
     snprintf(positions, sizeof positions, "%zu", r->o->n_ids);
     snprintf(layers, sizeof layers, "%d-%d", r->out->first_layer, r->out->last_layer);
     const char *choices = NULL;
     rc = describe_choices(r, &choices, e);
     if (rc)
         return rc;
-    const char *keys[] = {"format",        "producer",        "dtype",       "kv_dtype",  "model",
-                          "architecture",  "manifest_sha256", "arch_sha256", "arch_file", "layers",
-                          "prompt_tokens", "order",           NEAR_TIE_META};
+    const char *keys[] = {"format",      "producer",        "dtype",           "kv_dtype",
+                          "model",       "architecture",    "manifest_sha256", "arch_sha256",
+                          "arch_file",   "layers",          "prompt_tokens",   "order",
+                          "activations", "activation_bits", NEAR_TIE_META};
     const char *slash = strrchr(r->m->ckpt->dir, '/'),
                *values[] = {TRACE_FORMAT,
                             producer,
@@ -80,6 +82,8 @@ static int make_header(struct recording *r, struct err *e)
                             layers,
                             positions,
                             "graph",
+                            spec_activations_name(s->activations),
+                            bits,
                             choices};
     return producer ? trace_layout(&r->writer, r->o->ids, r->o->n_ids, keys, values,
                                    ARRAY_LEN(keys) - !choices, &r->header, e)

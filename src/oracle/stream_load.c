@@ -117,6 +117,21 @@ static int measure(struct stream_part *p, struct err *e)
     return ERR_OK;
 }
 
+/* Experts are computed together, which gives the same bits and reads each once, where the device knows how.
+ */
+static void group_experts(const struct stream *s, struct graph *g)
+{
+    for (uint32_t i = 0; i < g->n_nodes; i++) {
+        struct d0_part part;
+        char reason[160];
+        if (g->nodes[i].op != D0_OP_EXPERTS || !node_set_attr_i(&g->nodes[i], D0_ATTR_FORM, 1))
+            continue;
+        graph_part(g, &part);
+        if (!dev_supports(s->m->dev, &part, i, reason, sizeof reason))
+            node_set_attr_i(&g->nodes[i], D0_ATTR_FORM, 0);
+    }
+}
+
 int stream_part_make(const struct stream *s, const struct stream_piece *p, uint64_t scratch_room,
                      struct stream_part *out, struct err *e)
 {
@@ -145,6 +160,8 @@ int stream_part_make(const struct stream *s, const struct stream_piece *p, uint6
         rc = plan_chunk(s, out, scratch_room, e);
     if (rc)
         stream_part_free(out);
+    else
+        group_experts(s, out->g);
     return rc;
 }
 

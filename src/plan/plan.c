@@ -130,20 +130,43 @@ struct step {
     uint64_t pages, scratch, device, fixed;
 };
 
-/* What the device wants for this step. States are as large as an engine makes them. */
-static int plan_device(const struct spec *s, const struct plan_options *o, struct graph *g, uint64_t seqs,
-                       struct step *out, struct err *e)
+/* Scratch of one graph for this step, and what the device wants beside it. */
+static int plan_graph(const struct plan_options *o, struct graph *g, const int64_t *dims, struct step *out,
+                      struct err *e)
 {
     struct d0_part part;
-    out->device = 0;
-    if (!o->device_need)
-        return ERR_OK;
-    spec_set_pages(g, s, out->pages < INT32_MAX ? (int64_t)out->pages : INT32_MAX);
+    uint64_t device = 0;
+    int rc = graph_plan_memory(g, dims, false, e);
+    if (!rc && o->device_need) {
+        graph_part(g, &part);
+        rc = o->device_need(o->device, &part, &device, e);
+    }
+    out->scratch = g->scratch_bytes > out->scratch ? g->scratch_bytes : out->scratch;
+    out->device = device > out->device ? device : out->device;
+    return rc;
+}
+
+/* The graph as described, and with the fusions that may be on: a device that refuses them runs it without. */
+static int plan_graphs(const struct plan_options *o, struct graph *g, const int64_t *dims, struct step *out,
+                       struct err *e)
+{
+    struct fused fused = {0};
+    int rc = plan_graph(o, g, dims, out, e);
+    if (!rc && o->fusions)
+        rc = graph_fuse(g, o->fusions, false, &fused, e);
+    if (!rc && fused.graph)
+        rc = plan_graph(o, fused.graph, dims, out, e);
+    graph_free(fused.graph);
+    return rc;
+}
+
+/* States as large as an engine makes them. */
+static void size_states(const struct spec *s, struct graph *g, uint64_t pages, uint64_t seqs)
+{
+    spec_set_pages(g, s, pages < INT32_MAX ? (int64_t)pages : INT32_MAX);
     for (uint32_t i = 0; i < g->n_values; i++)
         if (g->values[i].kind == D0_VALUE_STATE && g->info[i].state == STATE_SLOTS)
             g->values[i].dims[0] = (int64_t)seqs;
-    graph_part(g, &part);
-    return o->device_need(o->device, &part, &out->device, e);
 }
 
 static int plan_step(const struct spec *s, const struct plan_options *o, struct step *out, struct err *e)
@@ -157,11 +180,13 @@ static int plan_step(const struct spec *s, const struct plan_options *o, struct 
     int64_t dims[D0_N_DIMS] = {(int64_t)tokens, (int64_t)seqs, (int64_t)rows, (int64_t)table};
     struct graph *copy = NULL;
     int rc = graph_copy(s->graph, &copy, e);
+    out->pages = sat_add(ceil_div(context, s->page_tokens), seqs - 1);
+    out->scratch = out->device = 0;
+    if (!rc && o->device_need)
+        size_states(s, copy, out->pages, seqs);
     if (!rc)
-        rc = graph_plan_memory(copy, dims, false, e);
+        rc = plan_graphs(o, copy, dims, out, e);
     if (!rc) {
-        out->pages = sat_add(ceil_div(context, s->page_tokens), seqs - 1);
-        out->scratch = copy->scratch_bytes;
         out->fixed = sat_add(PLAN_PROGRAM, sat_mul(s->state_bytes, sat_add(seqs, o->snapshots)));
         for (uint32_t i = 0; i < copy->n_values && !rc; i++) {
             uint64_t bytes;
@@ -172,8 +197,6 @@ static int plan_step(const struct spec *s, const struct plan_options *o, struct 
                 out->fixed = sat_add(out->fixed, bytes);
         }
     }
-    if (!rc)
-        rc = plan_device(s, o, copy, seqs, out, e);
     graph_free(copy);
     return rc ? err_ctx(e, "planning a step") : ERR_OK;
 }

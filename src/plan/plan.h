@@ -17,6 +17,7 @@ struct plan_options {
     uint32_t max_step_tokens, max_seqs, max_rows; /* 0: 512, 1, max_seqs */
     uint32_t snapshots;      /* recurrent states kept beside those of max_seqs; 0: none */
     uint64_t context_tokens; /* KV capacity wanted, tokens over all sequences; 0: max_positions */
+    uint32_t fusions; /* mask of enum fusion that may be on: room for the graph with them and without */
     uint64_t request_tokens; /* the longest request; 0: what the capacity and the model allow */
     /* What the device sets aside for the part of the largest step beyond its scratch, in bytes
      * (dev_scratch_plan, with the device as context). NULL: not known, and not counted. */

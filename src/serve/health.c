@@ -89,6 +89,19 @@ static void write_memory(struct json_writer *w, const struct serve *s)
     json_end_object(w);
 }
 
+/* What was computed with: fusions that are on, and whether equal requests give equal bits in any batch. */
+static void write_exactness(struct json_writer *w, const struct serve *s)
+{
+    uint32_t mask = engine_fusions(s->engine);
+    json_put_bool(w, "exact", engine_exact(s->engine));
+    json_key(w, "fusions");
+    json_begin_array(w);
+    for (unsigned i = 0; i < FUSION_N; i++)
+        if (mask & FUSION_BIT(i))
+            json_write_string(w, fusion_info((enum fusion)i)->name);
+    json_end_array(w);
+}
+
 int write_health(struct strbuf *out, struct serve *s)
 {
     struct engine_snapshot e;
@@ -126,6 +139,7 @@ int write_health(struct strbuf *out, struct serve *s)
     json_put_u64(&w, "max_waiting", s->o.max_waiting);
     json_end_object(&w);
     write_memory(&w, s);
+    write_exactness(&w, s);
     json_end_object(&w);
     return strcmp(state, "ready") == 0 ? 200 : 503;
 }

@@ -65,10 +65,60 @@ static void form_fp8(struct quant_form *f, const struct json *block)
     }
 }
 
+/* What compressed-tensors asks of activations: {num_bits, type, strategy, dynamic, group_size, symmetric}.
+ * One scale for a whole batch is not computed: a row would hang on its neighbours. */
+static uint8_t group_activations(const struct json *in, const char *format)
+{
+    const char *strategy = text_at(in, "strategy"), *dynamic = text_at(in, "dynamic");
+    uint32_t bits = number_at(in, "num_bits", 0), group = number_at(in, "group_size", 0);
+    bool is_float = strcmp(text_at(in, "type"), "float") == 0, symmetric = true,
+         live = true_at(in, "dynamic"), token = strcmp(strategy, "token") == 0;
+    if (in == NULL || in->type != JSON_OBJECT)
+        return D0_X_EXACT;
+    (void)json_bool(json_get(in, "symmetric"), &symmetric);
+    bool fixed = !live && *dynamic == 0 && (*strategy == 0 || strcmp(strategy, "tensor") == 0);
+    if (!symmetric)
+        return QUANT_X_UNKNOWN;
+    if (is_float && bits == 4 && group == 16)
+        return live ? QUANT_X_UNKNOWN : D0_X_F4_NV;
+    if (is_float && bits == 4 && group == 32 && live)
+        return D0_X_F4_MX;
+    if (is_float && bits == 8 && group == 32 && live && holds(format, "mxfp8"))
+        return D0_X_F8_MX;
+    if (is_float && bits == 8)
+        return fixed                  ? D0_X_F8_STATIC
+               : live && token        ? D0_X_F8_TOKEN
+               : live && group == 128 ? D0_X_F8_BLOCK
+                                      : QUANT_X_UNKNOWN;
+    if (!is_float && bits == 8)
+        return fixed ? D0_X_I8_STATIC : live && token ? D0_X_I8_TOKEN : QUANT_X_UNKNOWN;
+    return QUANT_X_UNKNOWN;
+}
+
+/* What FP8 releases ask: blocks are dynamic in groups of 128; else static, or per token. */
+static uint8_t fp8_activations(const struct json *c, const struct quant_form *f)
+{
+    if (json_get(c, "activation_scale_ub") && json_get(c, "activation_scale_ub")->type != JSON_NULL)
+        return QUANT_X_UNKNOWN; /* a bound of the largest magnitude */
+    if (f->scheme != QUANT_FP8_BLOCK)
+        return f->input_scale ? D0_X_F8_STATIC : D0_X_F8_TOKEN;
+    if (f->input_scale || f->group_k != 128)
+        return QUANT_X_UNKNOWN;
+    return holds(text_at(c, "scale_fmt"), "ue8m0") ? D0_X_F8_BLOCK_POWER : D0_X_F8_BLOCK;
+}
+
 /* One name of an algorithm, as modelopt spells them. */
 static bool form_algorithm(struct quant_form *f, const char *name, uint32_t group)
 {
     *f = (struct quant_form){.bits = 4, .group_n = 1, .input_scale = true};
+    /* weights alone, of 4 bits or in blocks: activations stay */
+    f->x_format = holds(name, "A16") || holds(name, "_WO")    ? D0_X_EXACT
+                  : holds(name, "NVFP4") && holds(name, "A8") ? QUANT_X_UNKNOWN
+                  : holds(name, "NVFP4")                      ? D0_X_F4_NV
+                  : holds(name, "MXFP8")                      ? D0_X_F8_MX
+                  : holds(name, "PER_CHANNEL")                ? D0_X_F8_TOKEN
+                  : strcasecmp(name, "FP8") == 0              ? D0_X_F8_STATIC
+                                                              : QUANT_X_UNKNOWN;
     if (holds(name, "NVFP4")) {
         f->scheme = QUANT_NVFP4;
         f->group_k = group ? group : 16;
@@ -104,7 +154,8 @@ static bool form_group(struct quant_form *f, const struct json *g, const char *f
                              .group_k = group,
                              .asymmetric = !symmetric,
                              .ordered = strcmp(order, "group") == 0 || true_at(w, "actorder"),
-                             .input_scale = static_input};
+                             .input_scale = static_input,
+                             .x_format = group_activations(in, format)};
     if (holds(format, "nvfp4") || (is_float && bits == 4 && group == 16 && *format)) {
         f->scheme = QUANT_NVFP4_CT;
         f->group_k = group ? group : 16;
@@ -201,11 +252,13 @@ static int read_method(struct quant_config *q, const struct json *c, struct aren
         if (strcmp(method, "fbgemm_fp8") == 0)
             f->scheme = QUANT_FP8_CHANNEL;
         f->input_scale = strcmp(text_at(c, "activation_scheme"), "static") == 0;
+        f->x_format = fp8_activations(c, f);
     } else if (strcmp(method, "mxfp4") == 0) {
         *only_rule(q) =
             (struct quant_form){.scheme = QUANT_MXFP4_BLOCKS, .bits = 4, .group_n = 1, .group_k = 32};
     } else if (strcmp(method, "mxfp8") == 0) {
-        *only_rule(q) = (struct quant_form){.scheme = QUANT_MXFP8, .bits = 8, .group_n = 1, .group_k = 32};
+        *only_rule(q) = (struct quant_form){
+            .scheme = QUANT_MXFP8, .bits = 8, .group_n = 1, .group_k = 32, .x_format = D0_X_F8_MX};
     } else if (strcmp(method, "awq") == 0 || strcmp(method, "gptq") == 0) {
         bool awq = method[0] == 'a';
         *only_rule(q) = (struct quant_form){

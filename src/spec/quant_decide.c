@@ -243,6 +243,8 @@ void quant_decide(struct spec_weight *w, const struct ckpt *c, const struct quan
             w->form.ordered = said->ordered; /* tensors show neither */
             w->form.plain_zeros = said->plain_zeros;
         }
+        if (said && w->form.scheme)
+            w->form.x_format = said->x_format;
         if (w->quantisable)
             judge(w, said, ignored, q, hint, t);
     } else if (said) {

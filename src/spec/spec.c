@@ -362,7 +362,7 @@ static bool has_finding(const struct findings *f, enum finding_id id)
     return false;
 }
 
-int spec_open(struct spec **out, const struct ckpt *c, const struct spec_options *o, struct findings *f,
+int spec_open(struct spec **out, struct ckpt *c, const struct spec_options *o, struct findings *f,
               struct d0 *d0, struct err *e)
 {
     static const struct spec_options defaults;
@@ -394,6 +394,8 @@ int spec_open(struct spec **out, const struct ckpt *c, const struct spec_options
     bool unreadable = rc && x.o->arch_path && x.file.text == NULL;
     if (!unreadable)
         rc = explain(&x, rc, &local);
+    if (!rc && !x.done)
+        rc = spec_set_activations(x.s, c, x.o->activations, &local);
     arena_release(&x.scratch);
     if (rc || x.done) {
         spec_close(x.s);

@@ -20,12 +20,19 @@ const char *arch_origin_name(enum arch_origin o); /* "shipped" "user" "drafted" 
 
 struct arch_file;
 
+/* What goes into products: as it is, in float32; rounded to BF16 everywhere; or as the release's
+ * configuration asks for each quantised weight (W8A8, W4A4, ...), the others as they are. */
+enum spec_activations { ACTIVATIONS_EXACT, ACTIVATIONS_BF16, ACTIVATIONS_RELEASED };
+const char *spec_activations_name(enum spec_activations a); /* "exact" "bf16" "released" */
+bool spec_activations_parse(const char *name, enum spec_activations *out);
+
 /* Also findings for what the tensors say of their storage against config.json: Q001, Q003, Q004. */
 struct spec_options {
     const char *arch_path; /* --arch FILE; NULL: choose among the shipped ones by config.architectures */
-    const struct arch_file *arch; /* a file in memory, taken like that of --arch; before arch_path */
-    uint32_t kv_dtype;            /* type of KV pages; 0: F32 for F32 weights, else BF16 */
-    uint32_t page_tokens;         /* 0: 16 */
+    const struct arch_file *arch;      /* a file in memory, taken like that of --arch; before arch_path */
+    uint32_t kv_dtype;                 /* type of KV pages; 0: F32 for F32 weights, else BF16 */
+    uint32_t page_tokens;              /* 0: 16 */
+    enum spec_activations activations; /* other than exact: calibrated scales are read from the checkpoint */
     struct script_limits_override {
         uint64_t max_bytes, max_instructions, max_wall_ns;
     } limits; /* 0s: defaults */
@@ -49,9 +56,12 @@ struct quant_form {
     uint8_t scheme; /* id in spec/quant_schemes.def; 0: plainly */
     uint8_t bits;
     bool asymmetric, ordered, input_scale;
+    uint8_t x_format;          /* rounding of activations that the configuration asks for (enum
+                                * d0_x_format); QUANT_X_UNKNOWN: one that nothing computes */
     bool plain_zeros;          /* GPTQ: zero points as they are (version 2), not minus one */
     uint32_t group_n, group_k; /* block of rows and columns with one scale */
 };
+#define QUANT_X_UNKNOWN 255
 const char *spec_scheme_name(uint32_t scheme); /* "none" "fp8_block" ... */
 /* Do the kernels of this build read this weight as it is stored? Plainly, or in a format of the device
  * interface. */
@@ -132,6 +142,7 @@ struct spec {
     int32_t bos_id;      /* -1 none */
     int32_t eos_ids[16]; /* union of config and generation_config */
     uint32_t n_eos;
+    enum spec_activations activations;
     uint32_t kv_dtype, page_tokens;
     struct graph *graph; /* pages of the STATE values: first dim 1 until spec_set_pages */
     struct spec_weight *weights;
@@ -156,9 +167,18 @@ struct spec {
  * Missing tensors are left NULL for preflight to judge; so are unread_keys (C005 is preflight's to add) and
  * tensors whose type is none of F32, BF16, F16: their graph value then has the type that config.json states.
  */
-int spec_open(struct spec **out, const struct ckpt *c, const struct spec_options *o, struct findings *f,
+int spec_open(struct spec **out, struct ckpt *c, const struct spec_options *o, struct findings *f,
               struct d0 *d0, struct err *e);
 void spec_close(struct spec *s);
+
+/* Sets the rounding of every product of the graph. spec_open() does so where it is asked to. ERR_UNSUPPORTED,
+ * ERR_MISSING, ERR_MISMATCH: the weight whose wish cannot be met is named. */
+int spec_set_activations(struct spec *s, struct ckpt *c, enum spec_activations a, struct err *e);
+/* Bits of the coarsest rounding of activations; 0: nothing is rounded. */
+uint32_t spec_activation_bits(const struct graph *g);
+/* What two computations of such a variant may differ by: relative L2 of a row, and of a logit over the
+ * largest one (docs/numerics.md). 0 for 0 bits: the limits of exact activations hold. */
+double spec_activation_limit(uint32_t bits);
 
 /* Every tensor of the inventory, weight by weight. A callback that returns other than 0 ends the walk, and
  * its value is returned. */

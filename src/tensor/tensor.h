@@ -76,6 +76,31 @@ void tensor_form_run(const struct tensor_form *f, const void *data, size_t row, 
  * or a format that does not exist. */
 bool tensor_value_bytes(const struct d0_value *v, const int64_t dims[D0_N_DIMS], uint64_t *out);
 
+/* ---- rounding of activations: see d0_x_format, and rounding.c for each number ---- */
+enum tensor_rounding_scale {
+    ROUNDING_NONE,
+    ROUNDING_LARGEST,
+    ROUNDING_POWER_UP,
+    ROUNDING_POWER_NEAR,
+    ROUNDING_E4M3,
+    ROUNDING_GIVEN,
+};
+struct tensor_rounding {
+    uint32_t id; /* enum d0_x_format */
+    const char *name;
+    uint32_t dtype; /* of the codes */
+    uint32_t group; /* columns of one scale; 0: the row */
+    uint32_t scale; /* enum tensor_rounding_scale */
+};
+const struct tensor_rounding *tensor_rounding(int64_t x_format); /* NULL: no such format, or 0 */
+bool tensor_rounding_given(const struct tensor_rounding *r);     /* does it take a given scale? */
+/* Scale of a run whose largest magnitude is `largest` (not finite: NaN), and what v becomes under it. */
+float tensor_rounding_scale(const struct tensor_rounding *r, float largest, float given);
+float tensor_rounding_value(const struct tensor_rounding *r, float v, float scale);
+/* A row x[n] to out[n], which may be x. given: the attribute x_scale, finite and positive where the format
+ * takes one. */
+void tensor_round_row(const struct tensor_rounding *r, float given, const float *x, size_t n, float *out);
+
 /* ---- comparison ---- */
 struct metrics {
     uint64_t n;

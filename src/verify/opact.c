@@ -111,3 +111,22 @@ struct opscaled opact_pair(const struct opshape *s, double gate, double up)
     r.scale = fmax(r.scale, fabs(r.value));
     return r;
 }
+
+struct opscaled opact_between(const struct opshape *s, bool pair, double g, double u)
+{
+    return pair ? opact_pair(s, g, u) : opact(s, g);
+}
+
+double opact_reach(const struct opshape *s, bool pair, double g, double u, double by_g, double by_u)
+{
+    const double step = 0x1p-20;
+    struct opscaled h = opact_between(s, pair, g, u);
+    double far[2] = {0, 0};
+    for (int sign = -1; sign <= 1; sign += 2) {
+        far[0] = fmax(far[0], fabs(opact_between(s, pair, g + sign * step * by_g, u).value - h.value) / step);
+        if (pair)
+            far[1] =
+                fmax(far[1], fabs(opact_between(s, pair, g, u + sign * step * by_u).value - h.value) / step);
+    }
+    return fmax(h.scale, far[0] + far[1]);
+}

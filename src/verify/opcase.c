@@ -259,6 +259,12 @@ static int copy_case(const struct opcase *c, const int64_t dims[D0_N_DIMS], stru
     return ERR_OK;
 }
 
+bool opcase_bounded(const struct opcase *c)
+{
+    uint32_t op = c->shape.node.op;
+    return (op == D0_OP_MLA || op == D0_OP_DELTA_RULE) && opshape_int(&c->shape, D0_ATTR_FORM) != 0;
+}
+
 bool opcase_recurrent(const struct opcase *c)
 {
     return opshape_role(&c->shape, D0_INPUT_SLOTS) != D0_NO_VALUE;

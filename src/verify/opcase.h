@@ -80,6 +80,8 @@ uint32_t opshape_any_type(unsigned i);
 bool opshape_default_rows(unsigned i, struct opshape *s);  /* opshape_rows.c; s is begun */
 bool opshape_default_paged(unsigned i, struct opshape *s); /* opshape_paged.c */
 void opshape_bench_paged(struct opshape *s);
+bool opshape_default_fused(unsigned i, struct opshape *s);            /* opshape_fused.c */
+bool opshape_bench_fused(struct opshape *s, int64_t dims[D0_N_DIMS]); /* false: no fused operator */
 #define OPSHAPE_TAILS 70 /* widths 1..70: every remainder of vectors of 4 to 64 elements */
 
 #define OPCASE_VALUES 16
@@ -89,7 +91,7 @@ struct opcase {
     struct graph *g;
     int64_t max_dims[D0_N_DIMS], dims[D0_N_DIMS];
     uint32_t in[D0_MAX_NODE_INPUTS]; /* value id of each input, D0_NO_VALUE if absent */
-    uint32_t n_outputs;              /* 0 to 2 */
+    uint32_t n_outputs;
     uint32_t output[D0_MAX_NODE_OUTPUTS];
     bool ints[D0_MAX_NODE_OUTPUTS]; /* int32, compared for equality; else float32 */
     void *data[OPCASE_VALUES];      /* by value id: contents for `dims` */
@@ -107,6 +109,8 @@ int opcase_fill(struct opcase *c, const int64_t dims[D0_N_DIMS], enum opclass cl
                 struct err *e);
 /* Does a row hang on the rows of its sequence before it? Then only a sequence's first can be run alone. */
 bool opcase_recurrent(const struct opcase *c);
+/* A form that does not promise a row the same bits in another batch (attribute `form`). */
+bool opcase_bounded(const struct opcase *c);
 /* `row`, or the first row of its sequence where rows hang on those before. */
 int64_t opcase_row_to_try(const struct opcase *c, int64_t row);
 /* Row `row` of a filled case as a case of its own (T = B = 1). Shares the graph and the weights with c. */
@@ -169,6 +173,10 @@ bool opscale_delta(const struct opcase *c, struct opscale *s);
 bool opscale_pool_kv(const struct opcase *c, struct opscale *s);
 bool opscale_experts(const struct opcase *c, struct opscale *s);
 bool opscale_mix(const struct opcase *c, struct opscale *s);
+bool opscale_qkv(const struct opcase *c, struct opscale *s);
+bool opscale_gate_up(const struct opcase *c, struct opscale *s);
+bool opscale_norm_residual(const struct opcase *c, const struct opresult *ref, struct opscale *s);
+bool opscale_norm_rope_store(const struct opcase *c, struct opscale *s);
 /* hyper_in, hyper_head */
 bool opscale_hyper(const struct opcase *c, const struct opresult *ref, struct opscale *s);
 bool opscale_hyper_out(const struct opcase *c, const struct opresult *ref, struct opscale *s);
@@ -178,6 +186,11 @@ struct opscaled {
 };
 struct opscaled opact(const struct opshape *s, double x);
 struct opscaled opact_pair(const struct opshape *s, double gate, double up);
+/* The one or the other. */
+struct opscaled opact_between(const struct opshape *s, bool pair, double g, double u);
+/* How far the activation moves, in its own units, when g or u does, whose natural scales are by_g and by_u:
+ * what an error of a sum becomes. At least the activation's own natural scale. */
+double opact_reach(const struct opshape *s, bool pair, double g, double u, double by_g, double by_u);
 
 /* ---- running ---- */
 struct opsession {

@@ -330,10 +330,10 @@ static void fill_states(struct fill *f)
 
 /* ---- what single operators need ---- */
 
-static void fill_rope(struct fill *f)
+static void fill_rope(struct fill *f, uint32_t i)
 {
-    float *table = f->c->data[f->c->in[1]];
-    int64_t half = value_of(f, 1)->dims[1] / 2;
+    float *table = f->c->data[f->c->in[i]];
+    int64_t half = value_of(f, i)->dims[1] / 2;
     for (int64_t t = 0; t < f->c->dims[0]; t++)
         for (int64_t j = 0; j < half; j++) {
             double angle = 6.3 * rng_next_f64(&f->rng);
@@ -373,6 +373,17 @@ static void fill_experts(struct fill *f)
         else
             draw_normal(f, i, 1 / sqrt((double)k));
     }
+}
+
+/* Two sums are multiplied: they stay near 1. */
+static void fill_gate_up(struct fill *f)
+{
+    int64_t k = value_of(f, 0)->dims[1];
+    for (uint32_t i = 1; i < 3; i++)
+        if (value_of(f, i)->format.scale_dtype)
+            draw_weight_codes(f, i, smaller(k));
+        else
+            draw_normal(f, i, 1 / sqrt((double)k));
 }
 
 /* Rows of keys of a size that leaves scores ordinary; rows of values of the class. */
@@ -438,7 +449,13 @@ static int fill_special(struct fill *f, struct err *e)
 {
     switch ((enum d0_op)f->c->shape.node.op) {
     case D0_OP_ROPE:
-        fill_rope(f);
+        fill_rope(f, 1);
+        break;
+    case D0_OP_NORM_ROPE_STORE:
+        fill_rope(f, 8);
+        break;
+    case D0_OP_GATE_UP:
+        fill_gate_up(f);
         break;
     case D0_OP_ROPE_TABLE:
         fill_frequencies(f, 1);
@@ -491,7 +508,7 @@ static int fill_special(struct fill *f, struct err *e)
 static bool decides_by_exponential(uint32_t op)
 {
     return op == D0_OP_ATTENTION || op == D0_OP_GLU || op == D0_OP_ACT || op == D0_OP_MLA ||
-           op == D0_OP_POOL_ATTENTION || op == D0_OP_EXPERTS;
+           op == D0_OP_POOL_ATTENTION || op == D0_OP_EXPERTS || op == D0_OP_GATE_UP;
 }
 
 /* Numbers of what was chosen: keys, blocks, entries. Ids of experts come with their weights. */

@@ -17,6 +17,20 @@ double opscale_sum(double sum, double squares)
     return fmax(fabs(sum), 2 * sqrt(squares));
 }
 
+/* x[rows, k] as its rows are multiplied; the caller frees it. */
+static float *opscale_rounded(const struct opcase *c, const float *x, int64_t rows, int64_t k)
+{
+    const struct tensor_rounding *r = tensor_rounding(opshape_int(&c->shape, D0_ATTR_X_FORMAT));
+    float *out = malloc((size_t)(rows * k) * sizeof *out + 1);
+    for (int64_t i = 0; i < rows && out; i++)
+        if (r)
+            tensor_round_row(r, (float)opshape_real(&c->shape, D0_ATTR_X_SCALE), x + i * k, (size_t)k,
+                             out + i * k);
+        else
+            memcpy(out + i * k, x + i * k, (size_t)k * sizeof *out);
+    return out;
+}
+
 /* x[T, G*K] times w[G*N, K], bias: each group of x with its rows. */
 static bool scale_linear(const struct opcase *c, const float *ref, double *scale)
 {
@@ -30,9 +44,15 @@ static bool scale_linear(const struct opcase *c, const float *ref, double *scale
     }
     int64_t n = (int64_t)c->out_width[0], k = opcase_size(c, 1, 1), wide = opcase_size(c, 0, 1),
             groups = wide / k, each = n / groups;
+    float *rounded = opscale_rounded(c, x, c->dims[0] * groups, k);
+    if (!rounded) {
+        free(w);
+        free(bias);
+        return false;
+    }
     for (int64_t t = 0; t < c->dims[0]; t++)
         for (int64_t j = 0; j < n; j++) {
-            const float *row = x + t * wide + j / each * k;
+            const float *row = rounded + t * wide + j / each * k;
             double squares = bias ? (double)bias[j] * (double)bias[j] : 0;
             for (int64_t i = 0; i < k; i++) {
                 double term = (double)row[i] * (double)w[j * k + i];
@@ -42,6 +62,7 @@ static bool scale_linear(const struct opcase *c, const float *ref, double *scale
         }
     free(w);
     free(bias);
+    free(rounded);
     return true;
 }
 
@@ -224,6 +245,14 @@ static bool scale_any(const struct opcase *c, const struct opresult *ref, struct
         return opscale_hyper_out(c, ref, s);
     case D0_OP_POOL_KV:
         return opscale_pool_kv(c, s);
+    case D0_OP_QKV:
+        return opscale_qkv(c, s);
+    case D0_OP_GATE_UP:
+        return opscale_gate_up(c, s);
+    case D0_OP_NORM_RESIDUAL:
+        return opscale_norm_residual(c, ref, s);
+    case D0_OP_NORM_ROPE_STORE:
+        return opscale_norm_rope_store(c, s);
     default:
         return scale_rows(c, ref, s);
     }

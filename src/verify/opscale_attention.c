@@ -95,6 +95,7 @@ struct latents {
     int64_t heads, nope, rope, v_dim, latent;
     double factor;
     double *squares, *largest; /* [latent] of one token and head */
+    double *keys;              /* [slots, nope] of one head, form 1 only; else NULL */
 };
 
 /* squares[l]: of all terms that make element l of the absorbed query */
@@ -108,10 +109,29 @@ static void absorb(struct latents *m, const float *q, const float *rows)
         }
 }
 
-/* The natural scale of the score of one latent row: key[l] = sum over d of q[d] Wk[d, l] */
-static double latent_score(const struct latents *m, const float *q, const double *key, const float *row)
+/* m->keys[slots, nope] = Wk c of one head, which the expanded form rounds and multiplies by q. */
+static void expand(struct latents *m, int64_t head)
 {
-    double dot = 0, squares = 0;
+    const float *rows = m->kv_b + head * (m->nope + m->v_dim) * m->latent;
+    int64_t slots = opcase_size(m->c, 1, 0) * opcase_size(m->c, 1, 2);
+    for (int64_t slot = 0; slot < slots; slot++)
+        for (int64_t d = 0; d < m->nope; d++) {
+            const float *c = m->pages + slot * (m->latent + m->rope);
+            double sum = 0;
+            for (int64_t l = 0; l < m->latent; l++)
+                sum += (double)rows[d * m->latent + l] * (double)c[l];
+            m->keys[slot * m->nope + d] = sum;
+        }
+}
+
+/* The natural scale of the score of one latent row: key[l] = sum over d of q[d] Wk[d, l]; expanded: that row
+ * of m->keys, or NULL */
+static double latent_score(const struct latents *m, const float *q, const double *key, const float *row,
+                           const double *expanded)
+{
+    double dot = 0, squares = 0, keyed = 0;
+    for (int64_t d = 0; expanded && d < m->nope; d++)
+        keyed += (double)q[d] * expanded[d] * (double)q[d] * expanded[d];
     for (int64_t l = 0; l < m->latent; l++) {
         dot += key[l] * (double)row[l];
         squares += m->squares[l] * (double)row[l] * (double)row[l];
@@ -120,8 +140,9 @@ static double latent_score(const struct latents *m, const float *q, const double
         double term = (double)q[m->nope + d] * (double)row[m->latent + d];
         dot += term;
         squares += term * term;
+        keyed += term * term;
     }
-    return fabs(m->factor) * opscale_sum(dot, squares);
+    return fabs(m->factor) * opscale_sum(dot, fmax(squares, keyed));
 }
 
 /* The larger of |result| and twice the root of the squared terms of Wv times the largest |c| attended, times
@@ -143,8 +164,9 @@ static void scale_latent_head(struct latents *m, int64_t t, int64_t head, double
     for (int64_t j = 0; j <= p; j++) {
         if (!opcase_sees(c, t, 0, j))
             continue;
-        const float *row = m->pages + opcase_slot(c, 1, seq, j, 0) * (m->latent + m->rope);
-        size = fmax(size, latent_score(m, q, key, row));
+        int64_t slot = opcase_slot(c, 1, seq, j, 0);
+        const float *row = m->pages + slot * (m->latent + m->rope);
+        size = fmax(size, latent_score(m, q, key, row, m->keys ? m->keys + slot * m->nope : NULL));
         for (int64_t l = 0; l < m->latent; l++)
             m->largest[l] = fmax(m->largest[l], fabs((double)row[l]));
     }
@@ -169,14 +191,21 @@ bool opscale_mla(const struct opcase *c, const struct opresult *ref, struct opsc
                         .v_dim = opshape_int(&c->shape, D0_ATTR_V_DIM),
                         .latent = opshape_int(&c->shape, D0_ATTR_LATENT),
                         .factor = opshape_real(&c->shape, D0_ATTR_SCALE)};
+    bool expanded = opshape_int(&c->shape, D0_ATTR_FORM) != 0;
     double *room = malloc((size_t)(3 * m.latent) * sizeof *room);
-    bool ok = m.pages && m.kv_b && room;
+    if (expanded)
+        m.keys = calloc((size_t)(opcase_size(c, 1, 0) * opcase_size(c, 1, 2) * m.nope), sizeof *m.keys);
+    bool ok = m.pages && m.kv_b && room && (m.keys || !expanded);
     m.squares = room;
     m.largest = ok ? room + m.latent : NULL;
-    for (int64_t t = 0; ok && t < c->dims[0]; t++)
-        for (int64_t h = 0; h < m.heads; h++)
+    for (int64_t h = 0; ok && h < m.heads; h++) {
+        if (m.keys)
+            expand(&m, h);
+        for (int64_t t = 0; t < c->dims[0]; t++)
             scale_latent_head(&m, t, h, room + 2 * m.latent, ref->out[0] + (t * m.heads + h) * m.v_dim,
                               s->out[0] + (t * m.heads + h) * m.v_dim);
+    }
+    free(m.keys);
     free(m.pages);
     free(m.kv_b);
     free(room);

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "tensor/tensor.h"
 #include "verify/opcase.h"
 
 /* ---- experts ---- */
@@ -25,7 +26,8 @@ struct experts {
     float *w[9]; /* widened inputs 3 to 8 */
     int64_t d, inter, layout;
     bool turned, pair;
-    double *x, *h, *scale; /* [d], [inter], [inter] */
+    double *x, *h, *scale;                  /* [d], [inter], [inter] */
+    const struct tensor_rounding *rounding; /* of what goes into a product; NULL: none */
 };
 
 /* Row j of n of matrix e of input i times x[k], plus bias; errors[k] of x, or NULL: |x| */
@@ -47,26 +49,6 @@ static struct sum row_times(const struct experts *m, uint32_t i, uint32_t bias, 
     return s;
 }
 
-static struct opscaled between(const struct experts *m, double g, double u)
-{
-    return m->pair ? opact_pair(&m->c->shape, g, u) : opact(&m->c->shape, g);
-}
-
-/* How far the activation moves, in its own units, when g or u does: what an error of a sum becomes. At least
- * the activation's own natural scale. */
-static double reach(const struct experts *m, double g, double u, double by_g, double by_u)
-{
-    const double step = 0x1p-20;
-    struct opscaled h = between(m, g, u);
-    double far[2] = {0, 0};
-    for (int sign = -1; sign <= 1; sign += 2) {
-        far[0] = fmax(far[0], fabs(between(m, g + sign * step * by_g, u).value - h.value) / step);
-        if (m->pair)
-            far[1] = fmax(far[1], fabs(between(m, g, u + sign * step * by_u).value - h.value) / step);
-    }
-    return fmax(h.scale, far[0] + far[1]);
-}
-
 /* h[inter] of expert e for x[d], and the natural scale of each */
 static void inner_values(struct experts *m, int64_t e)
 {
@@ -83,8 +65,52 @@ static void inner_values(struct experts *m, int64_t e)
         } else {
             g = row_times(m, 5, 7, e, j, n, d, m->x, NULL);
         }
-        m->h[j] = between(m, g.value, u.value).value;
-        m->scale[j] = reach(m, g.value, u.value, natural(&g), natural(&u));
+        m->h[j] = opact_between(&m->c->shape, m->pair, g.value, u.value).value;
+        m->scale[j] = opact_reach(&m->c->shape, m->pair, g.value, u.value, natural(&g), natural(&u));
+    }
+}
+
+static void round_x(struct experts *m)
+{
+    float given = (float)opshape_real(&m->c->shape, D0_ATTR_X_SCALE);
+    int64_t group = m->rounding->group ? m->rounding->group : m->d;
+    for (int64_t at = 0; at < m->d; at += group) {
+        float top = 0;
+        int64_t end = at + group < m->d ? at + group : m->d;
+        for (int64_t k = at; k < end; k++)
+            top = fmaxf(top, fabsf((float)m->x[k]));
+        float scale = tensor_rounding_scale(m->rounding, top, given);
+        for (int64_t k = at; k < end; k++)
+            m->x[k] = (double)tensor_rounding_value(m->rounding, (float)m->x[k], scale);
+    }
+}
+
+/* h as it goes into down, and how far it may be thrown where the operator's tolerance leaves open which way
+ * it is rounded: under the scale of its run or those of its ends, itself or its ends. Twice, since those of
+ * one run move together. */
+static void round_h(struct experts *m)
+{
+    float given = (float)opshape_real(&m->c->shape, D0_ATTR_H_SCALE);
+    double ulp = op_find(D0_OP_EXPERTS)->tolerance_ulp * 0x1p-23;
+    int64_t n = m->inter, group = m->rounding->group ? m->rounding->group : n;
+    for (int64_t at = 0; at < n; at += group) {
+        int64_t end = at + group < n ? at + group : n;
+        double top[3] = {0, 0, 0};
+        for (int64_t k = at; k < end; k++)
+            for (int i = 0; i < 3; i++)
+                top[i] = fmax(top[i], fabs(m->h[k]) + (i - 1) * ulp * m->scale[k]);
+        for (int64_t k = at; k < end; k++) {
+            double off = ulp * m->scale[k], far = 0, own;
+            own = (double)tensor_rounding_value(m->rounding, (float)m->h[k],
+                                                tensor_rounding_scale(m->rounding, (float)top[1], given));
+            for (int i = 0; i < 9; i++) {
+                float scale = tensor_rounding_scale(m->rounding, (float)top[i / 3], given);
+                float v = tensor_rounding_value(m->rounding, (float)(m->h[k] + (i % 3 - 1) * off), scale);
+                far = fmax(far, fabs((double)v - own));
+            }
+            m->h[k] = own;
+            m->scale[k] = fmax(fabs(own), 2 * far / ulp);
+        }
     }
 }
 
@@ -99,8 +125,12 @@ static void add_slot(struct experts *m, int64_t t, int64_t id, double weight, st
     for (int64_t k = 0; k < m->d; k++)
         m->x[k] = inside ? (double)(float)(weight * (double)x[k]) : (double)x[k];
     bool known = id < opcase_size(m->c, 3, 0);
+    if (known && m->rounding)
+        round_x(m);
     if (known)
         inner_values(m, id);
+    if (known && m->rounding)
+        round_h(m);
     for (int64_t k = 0; k < m->d; k++) {
         struct sum s = {m->x[k], m->x[k] * m->x[k]};
         if (known)
@@ -126,7 +156,8 @@ bool opscale_experts(const struct opcase *c, struct opscale *s)
                         .d = opcase_size(c, 0, 1),
                         .inter = opshape_int(&c->shape, D0_ATTR_INTER),
                         .layout = opshape_int(&c->shape, D0_ATTR_LAYOUT),
-                        .turned = opshape_int(&c->shape, D0_ATTR_TRANSPOSED) != 0};
+                        .turned = opshape_int(&c->shape, D0_ATTR_TRANSPOSED) != 0,
+                        .rounding = tensor_rounding(opshape_int(&c->shape, D0_ATTR_X_FORMAT))};
     int64_t slots = opcase_size(c, 1, 1);
     m.pair = m.layout != 3;
     m.x = malloc((size_t)(m.d + 2 * m.inter) * sizeof *m.x);

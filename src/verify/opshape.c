@@ -236,7 +236,7 @@ uint32_t opshape_any_type(unsigned i)
 bool opshape_default(uint32_t op, const struct optype *type, unsigned i, struct opshape *out)
 {
     opshape_begin(out, op, type);
-    return opshape_default_rows(i, out) || opshape_default_paged(i, out);
+    return opshape_default_rows(i, out) || opshape_default_paged(i, out) || opshape_default_fused(i, out);
 }
 
 /* ---- shapes of a model ---- */

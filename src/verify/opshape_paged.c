@@ -119,6 +119,7 @@ static bool latent(unsigned i, struct opshape *s)
                       i % 3 == 2 ? width : opshape_vary(i, 57, 1, 30), page_sizes[i / 3 % 4]};
     if (!store) {
         make_mla(s, i, &h, rope, wide);
+        set_i(s, D0_ATTR_FORM, opshape_vary(i, 59, 0, 1));
         if (i % 4 == 3)
             opshape_chosen(s, 6, opshape_vary(i, 58, 1, 30));
         return more;
@@ -260,6 +261,7 @@ static bool delta(unsigned i, struct opshape *s)
     struct heads h = {heads, heads * opshape_vary(i, 84, 1, 3), i % 2 ? width : other, i % 2 ? other : width,
                       0};
     make_delta(s, i, &h, i / 2 % 2);
+    set_i(s, D0_ATTR_FORM, opshape_vary(i, 85, 0, 1));
     return more;
 }
 

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "tensor/tensor.h"
 #include "verify/opcase.h"
 
 #define TAILS OPSHAPE_TAILS
@@ -26,6 +27,20 @@ static void set_i(struct opshape *s, uint32_t key, int64_t value)
 static void set_f(struct opshape *s, uint32_t key, double value)
 {
     node_set_attr_f(&s->node, key, value);
+}
+
+#define N_ROUNDINGS 10 /* of x_formats.def */
+
+/* Activations rounded in format `x`; scales that leave some values saturated. */
+static bool round_activations(struct opshape *s, int64_t x)
+{
+    const struct tensor_rounding *r = tensor_rounding(x);
+    set_i(s, D0_ATTR_X_FORMAT, x);
+    if (r && tensor_rounding_given(r))
+        set_f(s, D0_ATTR_X_SCALE, r->dtype == D0_F4 ? 0x1p-9 : 0x1p-6);
+    if (r && tensor_rounding_given(r) && s->node.op == D0_OP_EXPERTS)
+        set_f(s, D0_ATTR_H_SCALE, r->dtype == D0_F4 ? 0x1p-10 : 0x1p-7);
+    return r != NULL;
 }
 
 static void make_linear(struct opshape *s, int64_t k, int64_t n, int64_t segments, bool bias)
@@ -48,9 +63,13 @@ static bool linear(unsigned i, struct opshape *s)
         return true;
     }
     i -= TAILS;
-    if (i < ARRAY_LEN(wide))
+    if (i < ARRAY_LEN(wide)) {
         make_linear(s, wide[i][0], i == 6 ? 131 : 33 + i, wide[i][1], wide[i][2] != 0);
-    return i < ARRAY_LEN(wide);
+        return true;
+    }
+    i -= ARRAY_LEN(wide);
+    make_linear(s, 37 + 64 * i, 20 + i, 0, i % 3 == 0);
+    return i < N_ROUNDINGS && round_activations(s, 1 + i);
 }
 
 static bool group_linear(unsigned i, struct opshape *s)
@@ -60,6 +79,8 @@ static bool group_linear(unsigned i, struct opshape *s)
     opshape_rows(s, 0, groups * k);
     opshape_stored(s, 1, 0, groups * (1 + (i * 5) % 17), k);
     set_i(s, D0_ATTR_GROUPS, groups);
+    if (i % 5 == 4)
+        round_activations(s, 1 + i / 5 % N_ROUNDINGS);
     return more;
 }
 
@@ -286,6 +307,9 @@ static bool experts(unsigned i, struct opshape *s)
     int64_t d = i < TAILS ? (i % 2 ? (int64_t)i + 1 : opshape_vary(i, 31, 1, 40)) : 260,
             inter = i < TAILS ? (i % 2 ? opshape_vary(i, 32, 1, 40) : (int64_t)i + 1) : 96;
     make_experts(i, s, opshape_vary(i, 33, 1, 6), d, inter, opshape_vary(i, 34, 1, 4));
+    set_i(s, D0_ATTR_FORM, opshape_vary(i, 35, 0, 1));
+    if (i % 5 == 4)
+        round_activations(s, 1 + i / 5 % N_ROUNDINGS);
     return i < TAILS + 2;
 }
 
@@ -441,6 +465,7 @@ static void bench_other(struct opshape *s)
         return;
     case D0_OP_EXPERTS:
         make_experts(0, s, 16, 1024, 512, 4);
+        set_i(s, D0_ATTR_FORM, 1);
         return;
     case D0_OP_MIX_RESIDUAL:
         opshape_default_rows(OPSHAPE_TAILS + 3, s);
@@ -474,6 +499,8 @@ void opshape_bench(uint32_t op, const struct optype *type, struct opshape *out, 
     default:
         break;
     }
+    if (opshape_bench_fused(out, dims))
+        return;
     struct opshape paged = *out;
     if (opshape_default_paged(0, &paged)) {
         opshape_bench_paged(out);

@@ -33,6 +33,7 @@ int runner_open_graph(struct runner *r, struct dev *d, const struct graph *g, co
                                           .n_pages = (uint32_t)all,
                                           .n_snapshots = size->snapshots},
                                .probes = size->probes,
+                               .fusions = size->fusions,
                                .poison = true,
                                .mem = mem};
     int rc = engine_open(&r->x, d, g, w, &o, e);

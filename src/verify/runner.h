@@ -14,6 +14,7 @@ struct runner_size {
     uint32_t context;            /* tokens of one sequence */
     uint32_t snapshots;          /* of recurrent states; 0: none */
     bool probes;
+    uint32_t fusions; /* mask of enum fusion; 0: the graph as described */
 };
 
 struct runner {

@@ -161,14 +161,31 @@ int verify_minimal(struct dev *d, const struct spec *s, struct ckpt *c, uint64_t
                    struct arena *arena, struct verify_piece **pieces, size_t *n, struct findings *f,
                    struct d0 *d0, struct err *e);
 
+/* ---- fusions: each on layers of the model against the same layers as described, on the same device. N009
+ * for one that does not keep its promise; it is then not accepted. ---- */
+struct verify_fusion {
+    uint32_t nodes;            /* of the whole model that it would change */
+    uint32_t pieces;           /* that it was measured on; 0: not measured, and not accepted */
+    double measured;           /* largest relative L2 distance of a row */
+    bool broken, accepted, on; /* on: accepted and wanted */
+    char reason[200];          /* why it is not on; "" when it is */
+};
+/* wanted: mask of enum fusion. Layers that do not fit the budget (0: none) are not tried. Errors: ERR_DEVICE;
+ * what else keeps a layer from running is a reason. */
+int verify_fusions(struct dev *d, const struct spec *s, struct ckpt *c, uint64_t memory_budget,
+                   uint32_t wanted, struct verify_fusion out[FUSION_N], struct findings *f, struct d0 *d0,
+                   struct err *e);
+
 /* ---- reproducibility: the same request alone, in a batch, chunked: equal bits. N004 on difference. ---- */
 struct verify_bits_result {
     bool ran;
     unsigned cases, equal;
     char first_difference[160];
 };
+/* fusions: mask of those that are on. */
 int verify_bits(struct dev *d, const struct spec *s, struct ckpt *c, const int32_t *ids, size_t n_ids,
-                struct verify_bits_result *out, struct findings *f, struct d0 *d0, struct err *e);
+                uint32_t fusions, struct verify_bits_result *out, struct findings *f, struct d0 *d0,
+                struct err *e);
 
 /* ---- text output: reference-free signs of noise (facts: thresholds). logprobs may be NULL. ---- */
 struct verify_text_result {

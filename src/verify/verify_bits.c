@@ -138,7 +138,8 @@ static bool make_others(struct bits *b)
 }
 
 int verify_bits(struct dev *d, const struct spec *s, struct ckpt *c, const int32_t *ids, size_t n_ids,
-                struct verify_bits_result *out, struct findings *f, struct d0 *d0, struct err *e)
+                uint32_t fusions, struct verify_bits_result *out, struct findings *f, struct d0 *d0,
+                struct err *e)
 {
     *out = (struct verify_bits_result){.ran = false};
     if (n_ids < 1 || s->vocab_size < 1)
@@ -149,8 +150,11 @@ int verify_bits(struct dev *d, const struct spec *s, struct ckpt *c, const int32
     b.vocab = result && result->dims[1] > 0 ? (uint64_t)result->dims[1] : (uint64_t)s->vocab_size;
     b.all = b.n * b.vocab <= BITS_MAX_LOGITS;
     uint64_t values = b.all ? b.n * b.vocab : b.vocab;
-    struct runner_size size = {
-        .tokens = BITS_SEQS * BITS_TOKENS, .seqs = BITS_SEQS, .rows = b.all ? b.n : 1, .context = b.context};
+    struct runner_size size = {.tokens = BITS_SEQS * BITS_TOKENS,
+                               .seqs = BITS_SEQS,
+                               .rows = b.all ? b.n : 1,
+                               .context = b.context,
+                               .fusions = fusions};
     b.alone = calloc(values, sizeof *b.alone);
     b.now = calloc(values, sizeof *b.now);
     int rc = b.alone && b.now && make_others(&b) ? ERR_OK

@@ -13,6 +13,7 @@
 #include "base/hash.h"
 #include "base/str.h"
 #include "base/thread.h"
+#include "verify/layer_kinds.h"
 #include "verify/runner.h"
 #include "verify/shared_weights.h"
 
@@ -42,56 +43,6 @@ struct minimal {
     float *hidden; /* [MINIMAL_TOKENS, hidden]: input of the next piece */
     double limit;
 };
-
-/* ---- kinds of layers ---- */
-
-static uint64_t layer_kind(const struct graph *g, int32_t layer)
-{
-    uint64_t h = 1;
-    for (uint32_t i = 0; i < g->n_nodes; i++) {
-        const struct d0_node *n = &g->nodes[i];
-        if (n->layer != layer)
-            continue;
-        h = hash64(&n->op, sizeof n->op, h);
-        for (uint32_t k = 0; k < n->n_attrs; k++) {
-            h = hash64(&n->attrs[k].key, sizeof n->attrs[k].key, h);
-            h = hash64(&n->attrs[k].v, sizeof n->attrs[k].v, h);
-        }
-        for (uint32_t k = 0; k < n->n_inputs; k++) {
-            if (n->inputs[k] == D0_NO_VALUE)
-                continue;
-            const struct d0_value *v = &g->values[n->inputs[k]];
-            h = hash64(&v->dtype, sizeof v->dtype, h);
-            h = hash64(v->dims, v->n_dims * sizeof v->dims[0], h);
-        }
-    }
-    return h;
-}
-
-struct kind {
-    uint64_t hash;
-    int32_t layer; /* the first of its kind */
-    uint32_t count;
-};
-
-static size_t find_kinds(const struct graph *g, struct kind *out, size_t cap)
-{
-    int32_t last = -1;
-    size_t n = 0;
-    for (uint32_t i = 0; i < g->n_nodes; i++)
-        last = g->nodes[i].layer > last ? g->nodes[i].layer : last;
-    for (int32_t layer = 0; layer <= last; layer++) {
-        uint64_t h = layer_kind(g, layer);
-        size_t k = 0;
-        while (k < n && out[k].hash != h)
-            k++;
-        if (k < n)
-            out[k].count++;
-        else if (n < cap)
-            out[n++] = (struct kind){h, layer, 1};
-    }
-    return n;
-}
 
 /* ---- one piece on one device ---- */
 
@@ -344,8 +295,8 @@ static int try_piece(struct minimal *m, int32_t first, int32_t last, unsigned fl
     return rc;
 }
 
-static int run_pieces(struct minimal *m, const struct kind *kinds, size_t n_kinds, struct verify_piece *p,
-                      size_t *n, struct err *e)
+static int run_pieces(struct minimal *m, const struct layer_kind *kinds, size_t n_kinds,
+                      struct verify_piece *p, size_t *n, struct err *e)
 {
     snprintf(p[*n].name, sizeof p[*n].name, "embedding");
     int rc = try_piece(m, 0, -1, GRAPH_PROLOGUE, &p[(*n)++], e);
@@ -361,16 +312,17 @@ int verify_minimal(struct dev *d, const struct spec *s, struct ckpt *c, uint64_t
                    struct arena *arena, struct verify_piece **pieces, size_t *n, struct findings *f,
                    struct d0 *d0, struct err *e)
 {
-    struct kind kinds[MINIMAL_KINDS];
+    struct layer_kind kinds[MINIMAL_KINDS];
     struct minimal m = {.d = d, .s = s, .c = c, .budget = memory_budget, .f = f, .d0 = d0};
-    size_t n_kinds = find_kinds(s->graph, kinds, MINIMAL_KINDS), floats = (size_t)s->hidden * MINIMAL_TOKENS;
+    size_t n_kinds = layer_kinds(s->graph, kinds, MINIMAL_KINDS), floats = (size_t)s->hidden * MINIMAL_TOKENS;
     *n = 0;
     if (!d->computes)
         return err_set(e, ERR_UNSUPPORTED, "device %s computes nothing: there is nothing to validate",
                        d->api->name);
     if (s->hidden < 1 || s->vocab_size < 1)
         return err_set(e, ERR_INVALID, "the description has no hidden size or no vocabulary");
-    m.limit = s->kv_dtype == D0_F32 ? MINIMAL_LIMIT : MINIMAL_LIMIT_16;
+    m.limit = fmax(s->kv_dtype == D0_F32 ? MINIMAL_LIMIT : MINIMAL_LIMIT_16,
+                   spec_activation_limit(spec_activation_bits(s->graph)));
     *pieces = arena_alloc_n(arena, n_kinds + 2, sizeof **pieces);
     m.hidden = malloc(floats * sizeof *m.hidden);
     if (!*pieces || !m.hidden) {

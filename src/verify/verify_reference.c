@@ -48,14 +48,16 @@ static bool weights_are_f32(const struct spec *s)
 static void choose_limits(struct against *a, double max_abs_limit)
 {
     const struct reference *r = a->r;
-    a->coarse = a->s->kv_dtype != D0_F32 || strcmp(r->precision, "float32") != 0;
-    a->probe_limit = a->coarse ? REF_LIMIT_16BIT : REF_LIMIT_F32;
+    const double rounded = spec_activation_limit(spec_activation_bits(a->s->graph));
+    a->coarse = a->s->kv_dtype != D0_F32 || strcmp(r->precision, "float32") != 0 || rounded > 0;
+    const double coarse = fmax(REF_LIMIT_16BIT, rounded);
+    a->probe_limit = a->coarse ? coarse : REF_LIMIT_F32;
     for (size_t i = 0; r->logits && i < r->n_ids * r->vocab; i++)
         a->largest = fmax(a->largest, fabs((double)r->logits[i]));
     if (max_abs_limit > 0)
         a->out->limit = max_abs_limit;
     else if (a->coarse)
-        a->out->limit = REF_LIMIT_16BIT * fmax(1, a->largest);
+        a->out->limit = coarse * fmax(1, a->largest);
     else
         a->out->limit = REF_LIMIT_F32 * (weights_are_f32(a->s) ? 1 : fmax(1, a->largest));
 }

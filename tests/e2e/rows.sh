@@ -47,6 +47,38 @@ if [ -n "$plugin" ]; then
 else
     skip "one operator is lacking" "the plugin was not built"
 fi
+# stage 2: fusions, each against what it stands for
+# fusion NAME KEY : the value of a key of one fusion in the report
+fusion() { sed -n "/\"name\": \"$1\"/,/}/p" "$report/report.json" | sed -n "s/^ *\"$2\": *\"\{0,1\}\([^\",]*\).*/\1/p" | head -1; }
+# same NAME GOT WANTED
+same() { if [ "$2" = "$3" ]; then ok "$1"; else not_ok "$1" "got '$2', expected '$3'"; fi; }
+adapt 0 "fusions" "$model" --reference "$reference"
+for f in qkv gate_up norm_residual norm_rope_store; do
+    same "fusions: $f is on" "$(fusion $f on)" true
+    same "fusions: $f gave the same bits" "$(fusion $f measured)" 0.0
+done
+says "fusions: the page shows them" 'norm_residual</td>.*</i>on</span>' "$report/index.html"
+adapt 0 "fusions: one is asked for" "$model" --reference "$reference" --fuse qkv
+same "fusions: asked for, on" "$(fusion qkv on)" true
+same "fusions: not asked for, off" "$(fusion gate_up on)" false
+same "fusions: not asked for, accepted all the same" "$(fusion gate_up accepted)" true
+run 2 "fusions: a name that is none" "$day0" adapt "$model" --fuse q_k_v --out "$report"
+says "fusions: the known ones are named" 'norm_rope_store' "$scratch/out" "$scratch/err"
+plugin=$(find "$build/tests/plugins" -name 'libfusion_device.so' 2> /dev/null | head -1)
+if [ -n "$plugin" ]; then
+    adapt 0 "a wrong fused kernel" "$model" --reference "$reference" --device "$plugin"
+    says "a wrong fused kernel: N010 names it" '"id": "N010"' "$report/report.json"
+    same "a wrong fused kernel: not accepted" "$(fusion norm_residual accepted)" false
+    same "a wrong fused kernel: off" "$(fusion norm_residual on)" false
+    same "a wrong fused kernel: one that the device does not run is off" "$(fusion norm_rope_store on)" false
+    same "a wrong fused kernel: the others are on" "$(fusion gate_up on)" true
+    for key in numerics text service; do row "a wrong fused kernel" $key passed; done
+    says "a wrong fused kernel: the service runs without it" 'fusions: qkv,gate_up$' "$report/service.log"
+    says "a wrong fused kernel: the page says so" 'norm_residual</td>.*</i>failed</span>' "$report/index.html"
+else
+    skip "a wrong fused kernel" "the plugin was not built"
+fi
+
 # rules SEVERITY COMPONENT NEEDS [PACKAGE_NEEDS]
 rules() {
     printf '{"format": "day0-compat", "version": 1, "rules": [{"id": "a-test", "component": "%s", "needs": "%s", %s' "$2" "$3" \

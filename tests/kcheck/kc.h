@@ -25,6 +25,8 @@ enum kc_values {
     KC_N_VALUES
 };
 
+#define KC_OUTS D0_MAX_NODE_OUTPUTS
+
 struct kc_array {
     void *data;       /* master copy; the kernel sees another one */
     size_t bytes;     /* 0 with data == NULL: absent */
@@ -37,15 +39,19 @@ struct kc_case {
     enum kc_values values;
     uint32_t op;
     uint32_t dtype;     /* of the variant's weights or pages */
+    int64_t x_format;   /* the only rounding of activations that the variant computes; 0: any */
     bool large;         /* one shape of useful size, to be timed, not judged */
+    bool bounded;       /* a form whose bits depend on the batch: smaller ones are judged, not compared */
+    bool same_forms;    /* attribute `form` 0 and 1 must give the same bits */
     struct kern_args a; /* sizes, attributes and types; addresses come with the run */
     struct kc_array in[D0_MAX_NODE_INPUTS];
-    struct kc_array out[2];          /* only bytes and row_bytes; the second: bytes 0 where there is none */
-    bool out_ints[2];                /* int32, compared for equality; else float32 */
+    struct kc_array out[KC_OUTS];    /* only bytes and row_bytes; bytes 0 where there is none */
+    bool out_ints[KC_OUTS];          /* int32, compared for equality; else float32 */
     struct kc_array state[2];        /* contents before; see kern_state_input() */
     float *wide[D0_MAX_NODE_INPUTS]; /* inputs of float types, widened: from kc_judge_begin on */
-    double *want[2], *scale[2];      /* [elements of out]: the definition in float64, its natural scale */
-    void *want_state[2];             /* the bytes that a state must have after the run, or: */
+    double *want[KC_OUTS],
+        *scale[KC_OUTS]; /* [elements of out]: the definition in float64, its natural scale */
+    void *want_state[2]; /* the bytes that a state must have after the run, or: */
     /* its values in float64 and their natural scale, for floats that are computed; scale 0: not touched,
      * equal */
     double *want_state_f64[2], *state_scale[2];
@@ -100,14 +106,24 @@ size_t kc_outputs(const struct kc_case *c, unsigned o); /* elements of output o 
  */
 size_t kc_judge_state(struct kc_case *c, unsigned s);
 
+/* ---- kc_rounding.c: activations that are rounded ---- */
+extern const int64_t kc_x_formats; /* formats are 1 .. this */
+bool kc_x_given(int64_t format);   /* does it take a scale? */
+/* Row x[n] rounded to out. off[n], reach[n]: x[i] is known up to off[i]; how far out[i] may lie off by that
+ * (NULL, NULL: x is exact). */
+void kc_round(int64_t format, double given, const double *x, size_t n, const double *off, double *out,
+              double *reach);
+
 /* ---- kc_positions.c: sequences in pages ---- */
 struct kc_paged {
     int64_t lengths[4], chunks[4]; /* positions a sequence has; how many of the last are in this step */
     int64_t tokens;
     int32_t *positions, *seq_of, *table;
 };
-/* Sizes, then positions (input `first`), seq_of (first + 1) and the page table (first + 2). */
+/* Sizes, then positions (input `first`), seq_of (first + 1) and the page table (first + 2). Up to 5 rows of a
+ * sequence, or `longest`. */
 void kc_paged_make(struct kc_case *c, unsigned first, struct kc_paged *p);
+void kc_paged_make_runs(struct kc_case *c, unsigned first, int64_t longest, struct kc_paged *p);
 /* Now and then a page that does not exist, a sequence or a position that is not there. */
 void kc_paged_break(struct kc_case *c, struct kc_paged *p);
 /* Index of (position of sequence, kv head) in pages as [slot], or -1. */
@@ -124,7 +140,7 @@ bool kc_chosen_has(const int32_t *list, int64_t n, int64_t block, int64_t j);
 struct kc_memory;
 struct kc_placed {
     struct kern_args a;
-    size_t out_bytes[2], state_bytes[2], shared_bytes;
+    size_t out_bytes[KC_OUTS], state_bytes[2], shared_bytes;
 };
 struct kc_memory *kc_memory_open(void);
 void kc_memory_close(struct kc_memory *m);
@@ -156,8 +172,8 @@ struct kc_checker {
 const struct kc_op *kc_op_of(uint32_t op);
 int kc_checker_open(struct kc_checker *k, uint64_t seed);
 void kc_checker_close(struct kc_checker *k);
-/* The case (op, dtype, index) of the checker's seed, in its arena, which is reset. */
-void kc_case_make(struct kc_checker *k, uint32_t op, uint32_t dtype, unsigned index, struct kc_case *c);
+/* The case (operator and type of v, index) of the checker's seed, in its arena, which is reset. */
+void kc_case_make(struct kc_checker *k, const struct kern_variant *v, unsigned index, struct kc_case *c);
 void kc_check(struct kc_checker *k, const struct kern_variant *v, unsigned index, struct kc_verdict *out);
 /* Do two variants give the same bits on this case? */
 void kc_compare(struct kc_checker *k, const struct kern_variant *v, const struct kern_variant *w,
@@ -173,6 +189,8 @@ size_t kc_planted(const struct kc_planted **out);
 size_t kc_planted_experts(const struct kc_planted **out); /* kc_planted_experts.c */
 size_t kc_planted_rows(const struct kc_planted **out);
 size_t kc_planted_sparse(const struct kc_planted **out);
+size_t kc_planted_fused(const struct kc_planted **out); /* kc_fused.c */
+size_t kc_planted_rounding(const struct kc_planted **out);
 
 /* ---- kc_planted_attention.c: X(operator, name of kc_bug_*, what is wrong) ---- */
 #define KC_ATTENTION_BUGS(X)                                                                                 \
@@ -192,7 +210,11 @@ size_t kc_planted_sparse(const struct kc_planted **out);
     X(MLA, mla_no_scale, "forgets the scale")                                                                \
     X(MLA, mla_all_keys, "ignores the choice of keys")                                                       \
     X(MLA, mla_short_choice, "loses the last of the chosen keys")                                            \
-    X(MLA, mla_any_page, "trusts page ids")
+    X(MLA, mla_any_page, "trusts page ids")                                                                  \
+    X(MLA, expanded_future, "expanded: a row sees the keys of its whole block")                              \
+    X(MLA, expanded_half, "expanded: keys and values rounded to BF16")                                       \
+    X(MLA, expanded_head, "expanded: the values of the next head")                                           \
+    X(MLA, expanded_step, "expanded: only keys of this step")
 #define KC_BUG(OP, name, bug)                                                                                \
     void kc_bug_##name(const struct kern_args *a, size_t first, size_t last, unsigned thread);
 KC_ATTENTION_BUGS(KC_BUG)
@@ -200,6 +222,7 @@ KC_ATTENTION_BUGS(KC_BUG)
 /* Items and scratch of an operator's reference. */
 size_t kc_ref_items(uint32_t op, const struct kern_args *a);
 size_t kc_ref_scratch(uint32_t op, const struct kern_args *a);
+size_t kc_ref_shared(uint32_t op, const struct kern_args *a);
 /* ---- kc_planted_recurrent.c ---- */
 size_t kc_planted_recurrent(const struct kc_planted **out);
 

@@ -164,6 +164,20 @@ void kc_judge_ACT(struct kc_case *c)
     }
 }
 
+double kc_reach(const struct kc_case *c, double g, double u, double by_g, double by_u)
+{
+    const double step = 0x1p-20;
+    const struct kc_scaled own = kc_glu(c, g, u); /* what its own arithmetic may be off by, too */
+    double h = own.value, far[2] = {0, 0};
+    for (int sign = -1; sign <= 1; sign += 2) {
+        if (isfinite(g) && isfinite(by_g))
+            far[0] = fmax(far[0], fabs(kc_glu(c, g + sign * step * by_g, u).value - h) / step);
+        if (isfinite(u) && isfinite(by_u))
+            far[1] = fmax(far[1], fabs(kc_glu(c, g, u + sign * step * by_u).value - h) / step);
+    }
+    return fmax(fmax(fabs(h), own.scale), far[0] + far[1]);
+}
+
 const unsigned kc_cases_GLU = 420;
 
 void kc_make_GLU(struct kc_case *c, unsigned index)

@@ -39,5 +39,8 @@ void kc_wide_gates(struct kc_case *c, unsigned i);
 
 struct kc_scaled kc_act(const struct kc_case *c, double x);
 struct kc_scaled kc_glu(const struct kc_case *c, double gate, double up);
+/* How far glu(g, u) moves, in its own units, when g or u does, whose natural scales are by_g and by_u: what
+ * an error of a sum becomes. */
+double kc_reach(const struct kc_case *c, double g, double u, double by_g, double by_u);
 
 #endif

@@ -26,7 +26,8 @@ static double best_of(const struct kern_variant *v, struct kern_args a)
     do {
         uint64_t t = clock_ns();
         for (a.phase = 0; a.phase < kern_phases(v); a.phase++)
-            v->run(&a, 0, v->items(&a), 0);
+            if (v->items(&a))
+                v->run(&a, 0, v->items(&a), 0);
         t = clock_ns() - t;
         best = t < best ? t : best;
     } while (clock_ns() - start < BENCH_NS);
@@ -39,7 +40,12 @@ void kc_bench(const struct kern_variant *v, FILE *out)
 {
     struct arena arena;
     arena_init(&arena, NULL, MEM_MISC);
-    struct kc_case c = {.arena = &arena, .op = v->op, .dtype = v->dtype, .large = true, .values = KC_NORMAL};
+    struct kc_case c = {.arena = &arena,
+                        .op = v->op,
+                        .dtype = v->dtype,
+                        .large = true,
+                        .values = KC_NORMAL,
+                        .x_format = v->x_format};
     rng_init(&c.rng, 1);
     c.a.segments = 1;
     c.a.factor = 1;
@@ -51,7 +57,7 @@ void kc_bench(const struct kern_variant *v, FILE *out)
         if (c.a.state[s])
             c.a.in[kern_state_input(v->op, s)] = c.a.state[s];
     }
-    for (unsigned o = 0; o < 2; o++)
+    for (unsigned o = 0; o < KC_OUTS; o++)
         c.a.out[o] = arena_alloc(&arena, c.out[o].bytes);
     const struct kern_variant *ref = kern_pick(v->op, v->dtype ? v->dtype : D0_F32, KERN_REF);
     double ns = best_of(v, c.a), ref_ns = v == ref ? ns : best_of(ref, c.a);

@@ -2,7 +2,8 @@
  *
  * The checks of one variant on one case: right (against the definition in float64, element by element), tidy
  * (touches nothing else, ends by no signal), and exact (same bits in other memory, row by row, in
- * small batches, in pieces, on other threads).
+ * small batches, in pieces, on other threads). A form that does not promise the bits of other batches is
+ * judged in them instead; one that promises the bits of the definition's form is compared with it.
  */
 #include <math.h>
 #include <stdarg.h>
@@ -58,10 +59,11 @@ void kc_checker_close(struct kc_checker *k)
     arena_release(&k->arena);
 }
 
-void kc_case_make(struct kc_checker *k, uint32_t op, uint32_t dtype, unsigned index, struct kc_case *c)
+void kc_case_make(struct kc_checker *k, const struct kern_variant *v, unsigned index, struct kc_case *c)
 {
+    const uint32_t op = v->op, dtype = v->dtype;
     arena_reset(&k->arena);
-    *c = (struct kc_case){.arena = &k->arena, .op = op, .dtype = dtype};
+    *c = (struct kc_case){.arena = &k->arena, .op = op, .dtype = dtype, .x_format = v->x_format};
     rng_init(&c->rng, rng_u64(k->seed, (uint64_t)op << 48 | (uint64_t)dtype << 32 | index));
     c->values = (enum kc_values)kc_between(c, 0, KC_N_VALUES - 1);
     c->a.segments = 1;
@@ -72,13 +74,16 @@ void kc_case_make(struct kc_checker *k, uint32_t op, uint32_t dtype, unsigned in
 
 /* What one run left behind. */
 struct image {
-    unsigned char *bytes; /* the two outputs, then the two states, then what phases share */
+    unsigned char *bytes; /* the outputs, then the two states, then what phases share */
     size_t n;
 };
 
 static size_t image_bytes(const struct kc_placed *p)
 {
-    return p->out_bytes[0] + p->out_bytes[1] + p->state_bytes[0] + p->state_bytes[1] + p->shared_bytes;
+    size_t n = p->state_bytes[0] + p->state_bytes[1] + p->shared_bytes;
+    for (unsigned o = 0; o < KC_OUTS; o++)
+        n += p->out_bytes[o];
+    return n;
 }
 
 static struct image image_take(struct kc_checker *k, const struct kc_placed *p)
@@ -86,9 +91,10 @@ static struct image image_take(struct kc_checker *k, const struct kc_placed *p)
     struct image i = {arena_alloc(&k->arena, image_bytes(p)), image_bytes(p)};
     if (!i.bytes)
         abort();
-    memcpy(i.bytes, p->a.out[0], p->out_bytes[0]);
-    memcpy(i.bytes + p->out_bytes[0], p->a.out[1], p->out_bytes[1]);
-    for (size_t s = 0, at = p->out_bytes[0] + p->out_bytes[1]; s < 2; at += p->state_bytes[s++])
+    size_t at = 0;
+    for (unsigned o = 0; o < KC_OUTS; at += p->out_bytes[o++])
+        memcpy(i.bytes + at, p->a.out[o], p->out_bytes[o]);
+    for (unsigned s = 0; s < 2; at += p->state_bytes[s++])
         if (p->state_bytes[s])
             memcpy(i.bytes + at, p->a.state[s], p->state_bytes[s]);
     if (p->shared_bytes)
@@ -110,7 +116,7 @@ static void fail(struct kc_verdict *r, const char *fmt, ...)
 static bool judged_as_float(const struct kc_case *c, size_t i)
 {
     size_t at = 0;
-    for (unsigned o = 0; o < 2; o++) {
+    for (unsigned o = 0; o < KC_OUTS; o++) {
         at += c->out[o].bytes;
         if (i < at)
             return !c->out_ints[o];
@@ -123,12 +129,20 @@ static bool judged_as_float(const struct kc_case *c, size_t i)
     return false;
 }
 
+static size_t judged_bytes(const struct kc_case *c)
+{
+    size_t n = c->state[0].bytes + c->state[1].bytes;
+    for (unsigned o = 0; o < KC_OUTS; o++)
+        n += c->out[o].bytes;
+    return n;
+}
+
 /* Equal bits, where any NaN of a float32 output equals any other. What phases share is compared by those who
  * run the same phases of the same batch. */
 static bool same_bytes(const struct kc_case *c, const struct image *a, const struct image *b, size_t n,
                        size_t *at)
 {
-    size_t states = c->out[0].bytes + c->out[1].bytes + c->state[0].bytes + c->state[1].bytes;
+    size_t states = judged_bytes(c);
     for (size_t i = 0; i < n; i++)
         if (a->bytes[i] != b->bytes[i]) {
             *at = i / 4;
@@ -146,8 +160,7 @@ static bool same_bytes(const struct kc_case *c, const struct image *a, const str
 /* Outputs and states alike. */
 static bool same_image(const struct kc_case *c, const struct image *a, const struct image *b, size_t *at)
 {
-    size_t n = c->out[0].bytes + c->out[1].bytes + c->state[0].bytes + c->state[1].bytes;
-    return same_bytes(c, a, b, n, at);
+    return same_bytes(c, a, b, judged_bytes(c), at);
 }
 
 /* Phases [from, to) whole, on one thread. Its scratch does not live from one to the next. 0 or the signal. */
@@ -270,14 +283,15 @@ static bool run_whole(struct kc_checker *k, const struct kern_variant *v, const 
     }
     if (!tidy(k, c, &p, run_phases(v, &p, p.a, 0, kern_phases(v), 0), 0, how, r))
         return false;
-    for (unsigned o = 0; o < 2; o++)
+    for (unsigned o = 0; o < KC_OUTS; o++)
         judge_values(c, kc_op_of(v->op)->tolerance, o, p.a.out[o], how, r);
     judge_state(c, &p, how, r);
     *out = image_take(k, &p);
     return r->ok;
 }
 
-/* In batches of up to `most` rows, one after the other, on the same states. */
+/* In batches of up to `most` rows, one after the other, on the same states: the same bits, or where the form
+ * does not promise them the same values. */
 static void run_rows(struct kc_checker *k, const struct kern_variant *v, const struct kc_case *c,
                      int64_t most, const struct image *whole, struct kc_verdict *r)
 {
@@ -291,7 +305,7 @@ static void run_rows(struct kc_checker *k, const struct kern_variant *v, const s
         for (unsigned i = 0; i < D0_MAX_NODE_INPUTS; i++)
             if (a.in[i])
                 a.in[i] = (const unsigned char *)a.in[i] + (size_t)row * c->in[i].row_bytes;
-        for (unsigned o = 0; o < 2; o++) {
+        for (unsigned o = 0; o < KC_OUTS; o++) {
             a.out[o] = (unsigned char *)a.out[o] + (size_t)row * c->out[o].row_bytes;
             a.out_dims[o][0] = n;
         }
@@ -304,6 +318,13 @@ static void run_rows(struct kc_checker *k, const struct kern_variant *v, const s
     }
     if (!tidy(k, c, &p, number, 0, most == 1 ? "one row alone" : "in small batches", r))
         return;
+    if (c->bounded) {
+        const char *how = most == 1 ? "row by row" : "in small batches";
+        for (unsigned o = 0; o < 2; o++)
+            judge_values(c, kc_op_of(v->op)->tolerance, o, p.a.out[o], how, r);
+        judge_state(c, &p, how, r);
+        return;
+    }
     struct image alone = image_take(k, &p);
     if (!same_image(c, whole, &alone, &at))
         fail(r,
@@ -356,13 +377,25 @@ static void run_pieces(struct kc_checker *k, const struct kern_variant *v, struc
              cut, items, phase, at);
 }
 
+/* The other form of the same node. */
+static void run_other_form(struct kc_checker *k, const struct kern_variant *v, const struct kc_case *c,
+                           const struct image *whole, struct kc_verdict *r)
+{
+    struct kc_case other = *c;
+    struct image image;
+    size_t at;
+    other.a.attr[D0_ATTR_FORM].i = !c->a.attr[D0_ATTR_FORM].i;
+    if (run_whole(k, v, &other, true, &image, r) && !same_image(c, whole, &image, &at))
+        fail(r, "forms 0 and 1 differ, first in element %zu", at);
+}
+
 void kc_check(struct kc_checker *k, const struct kern_variant *v, unsigned index, struct kc_verdict *out)
 {
     struct kc_case c;
     struct image at_start, at_end;
     size_t at;
     *out = (struct kc_verdict){.ok = true};
-    kc_case_make(k, v->op, v->dtype, index, &c);
+    kc_case_make(k, v, index, &c);
     if (run_whole(k, v, &c, false, &at_start, out) && run_whole(k, v, &c, true, &at_end, out)) {
         if (!same_image(&c, &at_start, &at_end, &at))
             fail(out, "other bits at another address, first in element %zu", at);
@@ -370,6 +403,8 @@ void kc_check(struct kc_checker *k, const struct kern_variant *v, unsigned index
             run_rows(k, v, &c, 1, &at_end, out);
         if (out->ok && c.a.n_rows > 2)
             run_rows(k, v, &c, kc_between(&c, 2, c.a.n_rows - 1), &at_end, out);
+        if (out->ok && c.same_forms)
+            run_other_form(k, v, &c, &at_end, out);
         for (unsigned phase = 0; phase < kern_phases(v) && out->ok; phase++)
             run_pieces(k, v, &c, phase, out);
     }
@@ -386,7 +421,7 @@ void kc_compare(struct kc_checker *k, const struct kern_variant *v, const struct
     struct image a, b;
     size_t at;
     *out = (struct kc_verdict){.ok = true};
-    kc_case_make(k, v->op, v->dtype, index, &c);
+    kc_case_make(k, v, index, &c);
     if (run_whole(k, v, &c, true, &a, out) && run_whole(k, w, &c, true, &b, out) &&
         !same_image(&c, &a, &b, &at))
         fail(out, "other bits, first in element %zu; %s, %s values", at, c.shape, kc_values_name(c.values));

@@ -200,7 +200,8 @@ void kc_judge_POSITION_SCALE(struct kc_case *c)
 
 /* ---- group_linear ---- */
 
-const unsigned kc_cases_GROUP_LINEAR = TAILS + 110;
+#define GROUP_PLAIN (TAILS + 110)
+const unsigned kc_cases_GROUP_LINEAR = GROUP_PLAIN + 50; /* the last ones round x */
 
 void kc_make_GROUP_LINEAR(struct kc_case *c, unsigned index)
 {
@@ -212,6 +213,7 @@ void kc_make_GROUP_LINEAR(struct kc_case *c, unsigned index)
         n = 512;
         m = 64;
     }
+    x_format_of(c, index < GROUP_PLAIN || c->large ? 0 : 1 + index % kc_x_formats, D0_ATTR_X_SCALE);
     rows_of(c, 0, m, groups * k);
     kc_weight(c, 1, c->dtype, 1, groups * n, k, 0);
     poison(c, 1, groups * n, k);
@@ -221,13 +223,15 @@ void kc_make_GROUP_LINEAR(struct kc_case *c, unsigned index)
     c->a.k = groups * k;
     c->flops = 2.0 * (double)(m * groups * n * k);
     c->moved = (double)(groups * n * k) * (double)kc_width(c->dtype);
-    snprintf(c->shape, sizeof c->shape, "M=%d N=%d K=%d groups=%d", (int)m, (int)n, (int)k, (int)groups);
+    snprintf(c->shape, sizeof c->shape, "M=%d N=%d K=%d groups=%d x=%d", (int)m, (int)n, (int)k, (int)groups,
+             (int)c->a.attr[D0_ATTR_X_FORMAT].i);
 }
 
 void kc_judge_GROUP_LINEAR(struct kc_case *c)
 {
     int64_t k = c->a.in_dims[1][1], groups = c->a.in_dims[0][1] / k, width = c->a.n, n = width / groups;
     kc_judge_begin(c);
+    judge_rounded(c, (size_t)k);
     for (int64_t i = 0; i < (int64_t)kc_outputs(c, 0); i++) {
         int64_t t = i / width, column = i % width, x = t * groups * k + column / n * k;
         double sum = 0, squares = 0;

@@ -10,8 +10,7 @@
 #include <string.h>
 
 #include "kc_activation.h"
-
-#define SCALE_FLOOR 0x1p-106 /* see kc_rows.c */
+#include "kc_make.h"
 
 /* One row of input i becomes NaN, another one gets an infinity. */
 static void poison_rows(struct kc_case *c, unsigned i, int64_t rows, int64_t width)
@@ -237,8 +236,9 @@ void kc_judge_ROUTE(struct kc_case *c)
 
 /* ---- experts ------------------------------------------------------------------------------------------- */
 
-#define WIDTHS 40 /* every D, then every I, 1 .. WIDTHS */
-const unsigned kc_cases_EXPERTS = 2 * WIDTHS + 160;
+#define WIDTHS        40 /* every D, then every I, 1 .. WIDTHS */
+#define EXPERTS_PLAIN (2 * WIDTHS + 160)
+const unsigned kc_cases_EXPERTS = EXPERTS_PLAIN + 60; /* the last ones round x and h */
 
 struct experts_sizes {
     int64_t t, d, inter, n, slots;
@@ -368,6 +368,12 @@ void kc_make_EXPERTS(struct kc_case *c, unsigned index)
 {
     struct experts_sizes z = experts_sizes(c, index);
     experts_attributes(c, index);
+    if (!c->large && index >= EXPERTS_PLAIN) {
+        /* what overflows on the way is an infinity to one kernel and none to the judge */
+        c->values = c->values == KC_HUGE ? KC_NORMAL : c->values;
+        x_format_of(c, 1 + index % kc_x_formats, D0_ATTR_X_SCALE);
+        x_format_of(c, 1 + index % kc_x_formats, D0_ATTR_H_SCALE);
+    }
     int64_t layout = c->a.attr[D0_ATTR_LAYOUT].i, wide = layout == 1 || layout == 2 ? 2 * z.inter : z.inter;
     kc_fill(c, 0, D0_F32, z.t * z.d, z.d);
     kc_dims(c, 0, 2, (int64_t[]){z.t, z.d});
@@ -381,30 +387,19 @@ void kc_make_EXPERTS(struct kc_case *c, unsigned index)
     experts_biases(c, &z, wide, layout);
     kc_output(c, z.t, z.d);
     c->a.attr[D0_ATTR_INTER].i = z.inter;
+    c->a.attr[D0_ATTR_FORM].i = c->large || kc_chance(c, 2);
+    c->same_forms = true;
     c->a.tokens = z.t;
     c->a.k = z.d;
     c->flops = 6.0 * (double)(z.t * z.slots * z.d * z.inter);
     c->moved = 3.0 * (double)(z.n * z.d * z.inter) * (double)dtype_bits(c->dtype) / 8;
-    snprintf(c->shape, sizeof c->shape, "T=%d D=%d I=%d E=%d+%d k=%d layout=%d%s function=%d%s%s%s%s",
-             (int)z.t, (int)z.d, (int)z.inter, (int)z.n, (int)c->a.attr[D0_ATTR_ZERO].i, (int)z.slots,
-             (int)layout, c->a.attr[D0_ATTR_TRANSPOSED].i ? " transposed" : "", (int)c->a.function,
+    snprintf(c->shape, sizeof c->shape,
+             "T=%d D=%d I=%d E=%d+%d k=%d layout=%d%s form=%d function=%d x=%d%s%s%s%s", (int)z.t, (int)z.d,
+             (int)z.inter, (int)z.n, (int)c->a.attr[D0_ATTR_ZERO].i, (int)z.slots, (int)layout,
+             c->a.attr[D0_ATTR_TRANSPOSED].i ? " transposed" : "", (int)c->a.attr[D0_ATTR_FORM].i,
+             (int)c->a.function, (int)c->a.attr[D0_ATTR_X_FORMAT].i,
              c->a.attr[D0_ATTR_INPUT_WEIGHTED].i ? " input weighted" : "", c->in[6].data ? " gate bias" : "",
              c->in[7].data ? " up bias" : "", c->in[8].data ? " down bias" : "");
-}
-
-/* How far h moves, in its own units, when g or u does: what an error of a sum becomes. */
-static double reach(const struct kc_case *c, double g, double u, double by_g, double by_u)
-{
-    const double step = 0x1p-20;
-    const struct kc_scaled own = kc_glu(c, g, u); /* what its own arithmetic may be off by, too */
-    double h = own.value, far[2] = {0, 0};
-    for (int sign = -1; sign <= 1; sign += 2) {
-        if (isfinite(g) && isfinite(by_g))
-            far[0] = fmax(far[0], fabs(kc_glu(c, g + sign * step * by_g, u).value - h) / step);
-        if (isfinite(u) && isfinite(by_u))
-            far[1] = fmax(far[1], fabs(kc_glu(c, g, u + sign * step * by_u).value - h) / step);
-    }
-    return fmax(fmax(fabs(h), own.scale), far[0] + far[1]);
 }
 
 struct sum {
@@ -454,8 +449,29 @@ static void inner_values(const struct kc_case *c, size_t e, const double *x, dou
         else
             g = row_times(c, 5, 7, e, j, n, d, x, NULL); /* act alone is act times 1 */
         h[j] = kc_glu(c, g.value, u.value).value;
-        scale[j] = reach(c, g.value, u.value, natural(&g), layout == 3 ? 0 : natural(&u));
+        scale[j] = kc_reach(c, g.value, u.value, natural(&g), layout == 3 ? 0 : natural(&u));
     }
+}
+
+/* h[inter] as it goes into down, and its natural scale: what it may be thrown by where the operator's
+ * tolerance leaves open which way it is rounded. Twice, since those of one group move together. */
+static void round_inner(const struct kc_case *c, double *h, double *scale)
+{
+    size_t n = (size_t)c->a.attr[D0_ATTR_INTER].i;
+    double ulp = kc_op_of(c->op)->tolerance * 0x1p-23;
+    double *off = malloc(3 * n * sizeof *off);
+    if (!off)
+        abort();
+    for (size_t i = 0; i < n; i++) {
+        h[i] = (double)(float)h[i]; /* what overflows is an infinity before it is rounded */
+        off[i] = ulp * scale[i];
+    }
+    kc_round(c->a.attr[D0_ATTR_X_FORMAT].i, c->a.attr[D0_ATTR_H_SCALE].f, h, n, off, off + n, off + 2 * n);
+    for (size_t i = 0; i < n; i++) {
+        h[i] = off[n + i];
+        scale[i] = fmax(fabs(h[i]), 2 * off[2 * n + i] / ulp);
+    }
+    free(off);
 }
 
 /* One slot of one token: added to total[d]. */
@@ -467,6 +483,7 @@ static void judge_slot(const struct kc_case *c, size_t t, int32_t id, double wei
     for (size_t k = 0; k < d; k++)
         x[k] = inside ? (double)(float)(weight * kc_at(c, 0, t * d + k)) : kc_at(c, 0, t * d + k);
     double by = inside ? 1 : weight;
+    int64_t format = c->a.attr[D0_ATTR_X_FORMAT].i;
     if (id >= c->a.in_dims[3][0]) {
         for (size_t k = 0; k < d; k++) {
             total[k].value += by * x[k];
@@ -474,7 +491,11 @@ static void judge_slot(const struct kc_case *c, size_t t, int32_t id, double wei
         }
         return;
     }
+    if (format)
+        kc_round(format, c->a.attr[D0_ATTR_X_SCALE].f, x, d, NULL, x, NULL);
     inner_values(c, (size_t)id, x, h, scale);
+    if (format)
+        round_inner(c, h, scale);
     for (size_t k = 0; k < d; k++) {
         struct sum s = row_times(c, 3, 8, (size_t)id, k, d, n, h, scale);
         total[k].value += by * s.value;

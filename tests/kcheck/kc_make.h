@@ -6,6 +6,7 @@
 #define KCHECK_KC_MAKE_H
 
 #include <math.h>
+#include <stdlib.h>
 
 #include "kc.h"
 
@@ -32,6 +33,37 @@ static inline void poison(struct kc_case *c, unsigned i, int64_t rows, int64_t r
                     p + (size_t)(other * row_elements + kc_between(c, 0, row_elements - 1)) * width);
     for (int64_t e = 0; e < row_elements; e++)
         tensor_from_f32(&nan, 1, c->a.in_dtype[i], p + (size_t)(bad * row_elements + e) * width);
+}
+
+/* The rounding of activations of a case: format `which` (0: none), and the scale at `key` where it takes one.
+ */
+static inline void x_format_of(struct kc_case *c, int64_t which, unsigned key)
+{
+    double near = c->values == KC_TINY ? 0x1p-40 : c->values == KC_HUGE ? 0x1p30 : 1;
+    c->a.attr[D0_ATTR_X_FORMAT].i = c->x_format ? c->x_format : which;
+    which = c->a.attr[D0_ATTR_X_FORMAT].i;
+    if (which && kc_x_given(which))
+        c->a.attr[key].f = (double)(float)(near * (0.001 + 0.02 * rng_next_f64(&c->rng)));
+}
+
+/* Input 0 of rows of `width` becomes, for the judge, what multiplies. */
+static inline void judge_rounded(struct kc_case *c, size_t width)
+{
+    int64_t format = c->a.attr[D0_ATTR_X_FORMAT].i;
+    size_t n = c->in[0].bytes / sizeof(float);
+    double *x = arena_alloc_n(c->arena, 2 * width + 1, sizeof *x);
+    float *wide = arena_alloc_n(c->arena, n + 1, sizeof *wide);
+    if (!x || !wide)
+        abort();
+    for (size_t i = 0; i < n && format; i += width) {
+        for (size_t j = 0; j < width; j++)
+            x[j] = kc_at(c, 0, i + j);
+        kc_round(format, c->a.attr[D0_ATTR_X_SCALE].f, x, width, NULL, x + width, NULL);
+        for (size_t j = 0; j < width; j++)
+            wide[i + j] = (float)x[width + j];
+    }
+    if (format)
+        c->wide[0] = wide;
 }
 
 /* Inputs 0 and 1 and the output: [T, K]. */

@@ -17,12 +17,12 @@
 #define REGION_BYTES ((size_t)4 << 20)
 #define GUARD_BYTES  ((size_t)64 << 10)
 #define SLACK        ((size_t)4096) /* filled and watched beside the data */
-#define N_REGIONS    (D0_MAX_NODE_INPUTS + 6)
+#define N_REGIONS    (REGION_SHARED + 1)
 #define INPUT_FILL   0xFF /* NaN in every type */
 
 enum {
     REGION_OUT = D0_MAX_NODE_INPUTS,
-    REGION_STATE = REGION_OUT + 2,
+    REGION_STATE = REGION_OUT + KC_OUTS,
     REGION_SCRATCH = REGION_STATE + 2,
     REGION_SHARED = REGION_SCRATCH + 1,
 };
@@ -145,7 +145,7 @@ bool kc_place(struct kc_memory *m, const struct kc_case *c, const struct kern_va
         memcpy(at, c->in[i].data, c->in[i].bytes);
         p->a.in[i] = at;
     }
-    for (unsigned o = 0; o < 2; o++) {
+    for (unsigned o = 0; o < KC_OUTS; o++) {
         p->a.out[o] = region_put(&m->regions[REGION_OUT + o], c->out[o].bytes, at_end, KC_FILL);
         if (!p->a.out[o])
             return false;
@@ -203,7 +203,7 @@ const char *kc_touched(struct kc_memory *m, const struct kc_case *c, const struc
         if (c->in[i].data && (memcmp(m->regions[i].data, c->in[i].data, c->in[i].bytes) != 0 ||
                               !slack_is(&m->regions[i], INPUT_FILL)))
             return "an input was written";
-    for (unsigned o = 0; o < 2; o++)
+    for (unsigned o = 0; o < KC_OUTS; o++)
         if (!slack_is(&m->regions[REGION_OUT + o], KC_FILL))
             return "written beside the output";
     for (unsigned s = 0; s < 2; s++)

@@ -70,7 +70,9 @@ void kc_judge_LATENT_STORE(struct kc_case *c)
 
 /* ---- mla ---- */
 
-const unsigned kc_cases_MLA = 3 * TAILS + 60;
+const unsigned kc_cases_MLA = 2 * (3 * TAILS + 60); /* each with both forms */
+
+#define LONGEST_RUN 140 /* rows of a sequence in the expanded form */
 
 /* As in attention, by way of the rotated part: the score of a far row is -infinity in float32. */
 #define FAR_QUERY (-3e38f)
@@ -177,13 +179,15 @@ static void mla_sizes(struct kc_case *c, unsigned index)
 void kc_make_MLA(struct kc_case *c, unsigned index)
 {
     struct kc_paged p;
-    mla_sizes(c, index);
+    c->bounded = index % 2 == 1;
+    c->a.attr[D0_ATTR_FORM].i = c->bounded;
+    mla_sizes(c, index / 2);
     struct sizes s = sizes_of(c);
     c->a.kv_heads = 1; /* of kc_slot; the operator has no such attribute */
     if (c->values == KC_POISON && s.rope == 0)
         c->values = KC_NORMAL;
-    kc_paged_make(c, 3, &p);
-    if (!c->large && kc_chance(c, 3))
+    kc_paged_make_runs(c, 3, !c->bounded ? 5 : kc_chance(c, 4) ? LONGEST_RUN : 20, &p);
+    if (!c->large && kc_chance(c, c->bounded ? 8 : 3))
         kc_chosen_make(c, 6, &p, 1, 0);
     int64_t row = s.heads * (s.nope + s.rope);
     kc_fill(c, 0, D0_F32, p.tokens * row, row);
@@ -200,12 +204,13 @@ void kc_make_MLA(struct kc_case *c, unsigned index)
                (double)(p.lengths[0] * (s.width + s.latent) + (s.nope + s.v_dim) * s.latent);
     c->moved = (double)(p.lengths[0] * s.width) * (double)kc_width(c->dtype) +
                (double)(s.heads * (s.nope + s.v_dim) * s.latent) * (double)kc_width(c->a.in_dtype[2]);
-    snprintf(c->shape, sizeof c->shape,
-             "T=%d B=%d heads=%d nope=%d rope=%d v_dim=%d latent=%d kv_b=%s page_tokens=%d chosen=%d last "
-             "length=%d",
-             (int)p.tokens, (int)c->a.seqs, (int)s.heads, (int)s.nope, (int)s.rope, (int)s.v_dim,
-             (int)s.latent, dtype_name(c->a.in_dtype[2]), (int)c->a.page_tokens, (int)c->a.in_dims[6][1],
-             (int)p.lengths[c->a.seqs - 1]);
+    snprintf(
+        c->shape, sizeof c->shape,
+        "form=%d T=%d B=%d heads=%d nope=%d rope=%d v_dim=%d latent=%d kv_b=%s page_tokens=%d chosen=%d last "
+        "length=%d",
+        (int)c->bounded, (int)p.tokens, (int)c->a.seqs, (int)s.heads, (int)s.nope, (int)s.rope, (int)s.v_dim,
+        (int)s.latent, dtype_name(c->a.in_dtype[2]), (int)c->a.page_tokens, (int)c->a.in_dims[6][1],
+        (int)p.lengths[c->a.seqs - 1]);
 }
 
 /* What kv_b makes of every slot, once: [slots, heads * (nope + v_dim)], key and value of each head. */
@@ -245,16 +250,21 @@ static double score_of(const struct kc_case *c, const double *key, const float *
                        const double *q_squares, double *size)
 {
     struct sizes s = sizes_of(c);
-    double dot = 0, squares = 0;
-    for (int64_t d = 0; d < s.nope; d++)
+    double dot = 0, squares = 0, keyed = 0;
+    for (int64_t d = 0; d < s.nope; d++) {
         dot += (double)q[d] * key[d];
+        keyed += (double)q[d] * key[d] * (double)q[d] * key[d];
+    }
     for (int64_t l = 0; l < s.latent; l++)
         squares += q_squares[l] * (double)latent[l] * (double)latent[l];
     for (int64_t d = 0; d < s.rope; d++) {
         double term = (double)q[s.nope + d] * (double)latent[s.latent + d];
         dot += term;
         squares += term * term;
+        keyed += term * term;
     }
+    if (c->a.attr[D0_ATTR_FORM].i) /* keys are rounded, then multiplied: those terms count as well */
+        squares = fmax(squares, keyed);
     double score = (double)(float)(dot * c->a.scale);
     if (!isinf(score))
         *size = fmax(*size, fabs(c->a.scale) * fmax(fabs(dot), 2 * sqrt(squares)));

@@ -13,11 +13,6 @@ static size_t rows(const struct kern_args *a)
     return (size_t)a->n_rows;
 }
 
-static size_t columns(const struct kern_args *a)
-{
-    return a->n_rows > 0 ? (size_t)a->n : 0;
-}
-
 static size_t elements(const struct kern_args *a)
 {
     return (size_t)(a->n_rows * a->n);
@@ -397,24 +392,39 @@ SIZES(ATTENTION)
 SIZES(LATENT_STORE)
 SIZES(MLA)
 
+static size_t products(const struct kern_args *a)
+{
+    return kc_ref_items(D0_OP_LINEAR, a);
+}
+
+static size_t rounded(const struct kern_args *a)
+{
+    return kc_ref_shared(D0_OP_LINEAR, a);
+}
+
+#define PRODUCT(OP, type, scratch, fn, bug)                                                                  \
+    {                                                                                                        \
+        {D0_OP_##OP, type, KERN_REF, "planted_" #fn, fn, products, 1, scratch, rounded, 2, 0}, bug           \
+    }
+
 static const struct kc_planted planted[] = {
     KC_ATTENTION_BUGS(OF_ATTENTION)
-        PLANTED(LINEAR, D0_F32, columns, row_scratch, over_read, "reads past the end of x"),
-    PLANTED(LINEAR, D0_F32, columns, row_scratch, under_read, "reads before x"),
-    PLANTED(LINEAR, D0_F32, columns, row_scratch, over_write, "writes past the end of out"),
-    PLANTED(LINEAR, D0_F32, columns, row_scratch, under_write, "writes before out"),
-    PLANTED(LINEAR, D0_F32, columns, row_scratch, input_write, "writes an input"),
-    PLANTED(LINEAR, D0_F32, columns, row_scratch, lost_tail, "drops K % 16"),
-    PLANTED(LINEAR, D0_F32, columns, row_scratch, lost_term, "drops one term in the last element only"),
-    PLANTED(LINEAR, D0_F32, columns, row_scratch, batch_sum, "sums in another order in large batches"),
-    PLANTED(LINEAR, D0_F32, columns, row_scratch, neighbour, "lets a NaN of the next row in"),
-    PLANTED(LINEAR, D0_F32, columns, row_scratch, half_inputs, "rounds x to BF16"),
-    PLANTED(LINEAR, D0_F32, columns, row_scratch, whole_range, "ignores its range of items"),
-    PLANTED(LINEAR, D0_F32, columns, row_scratch, thread_sum, "depends on the thread"),
-    PLANTED(LINEAR, D0_F32, columns, more_scratch, foreign_scratch, "writes another thread's scratch"),
-    PLANTED(LINEAR, D0_F32, columns, more_scratch, old_scratch, "reads scratch it never set"),
-    PLANTED(LINEAR, D0_F32, columns, row_scratch, bad_instruction, "an illegal instruction at K = 33"),
-    PLANTED(LINEAR, D0_F32, columns, row_scratch, double_bias, "adds the bias twice"),
+        PRODUCT(LINEAR, D0_F32, row_scratch, over_read, "reads past the end of x"),
+    PRODUCT(LINEAR, D0_F32, row_scratch, under_read, "reads before x"),
+    PRODUCT(LINEAR, D0_F32, row_scratch, over_write, "writes past the end of out"),
+    PRODUCT(LINEAR, D0_F32, row_scratch, under_write, "writes before out"),
+    PRODUCT(LINEAR, D0_F32, row_scratch, input_write, "writes an input"),
+    PRODUCT(LINEAR, D0_F32, row_scratch, lost_tail, "drops K % 16"),
+    PRODUCT(LINEAR, D0_F32, row_scratch, lost_term, "drops one term in the last element only"),
+    PRODUCT(LINEAR, D0_F32, row_scratch, batch_sum, "sums in another order in large batches"),
+    PRODUCT(LINEAR, D0_F32, row_scratch, neighbour, "lets a NaN of the next row in"),
+    PRODUCT(LINEAR, D0_F32, row_scratch, half_inputs, "rounds x to BF16"),
+    PRODUCT(LINEAR, D0_F32, row_scratch, whole_range, "ignores its range of items"),
+    PRODUCT(LINEAR, D0_F32, row_scratch, thread_sum, "depends on the thread"),
+    PRODUCT(LINEAR, D0_F32, more_scratch, foreign_scratch, "writes another thread's scratch"),
+    PRODUCT(LINEAR, D0_F32, more_scratch, old_scratch, "reads scratch it never set"),
+    PRODUCT(LINEAR, D0_F32, row_scratch, bad_instruction, "an illegal instruction at K = 33"),
+    PRODUCT(LINEAR, D0_F32, row_scratch, double_bias, "adds the bias twice"),
     PLANTED(RMS_NORM, 0, rows, NULL, rough_rsqrt, "an estimated reciprocal root"),
     PLANTED(RMS_NORM, 0, rows, NULL, no_eps, "forgets eps"),
     PLANTED(GLU, 0, elements, NULL, rough_silu, "an estimated exponential"),

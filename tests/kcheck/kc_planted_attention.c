@@ -3,6 +3,7 @@
  * Planted bugs of attention, latent_store and mla: what implementations of these are known to get wrong. Each
  * runs the reference on arguments that are wrong in one way.
  */
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -11,6 +12,12 @@
 size_t kc_ref_items(uint32_t op, const struct kern_args *a)
 {
     return kern_pick(op, D0_F32, KERN_REF)->items(a);
+}
+
+size_t kc_ref_shared(uint32_t op, const struct kern_args *a)
+{
+    const struct kern_variant *v = kern_pick(op, D0_F32, KERN_REF);
+    return v->shared ? v->shared(a) : 0;
 }
 
 size_t kc_ref_scratch(uint32_t op, const struct kern_args *a)
@@ -203,3 +210,99 @@ void kc_bug_mla_any_page(const struct kern_args *a, size_t first, size_t last, u
     b.in_dims[1][0] = INT64_MAX;
     ref(D0_OP_MLA, &b, first, last, thread);
 }
+
+/* ---- mla, expanded ---- */
+
+enum expanded_bug { SEES_BLOCK, HALF_KEYS, NEXT_HEAD, STEP_ONLY };
+#define BLOCK 64
+
+/* Row r of kv_b times the latent of a slot. */
+static double expanded(const struct kern_args *a, enum expanded_bug bug, size_t r, size_t slot)
+{
+    size_t latent = (size_t)a->attr[D0_ATTR_LATENT].i, width = (size_t)a->in_dims[1][3];
+    double sum = 0;
+    for (size_t l = 0; l < latent; l++) {
+        float w, c;
+        tensor_to_f32((const unsigned char *)a->in[2] + (r * latent + l) * kc_width(a->in_dtype[2]),
+                      a->in_dtype[2], 1, &w);
+        tensor_to_f32((const unsigned char *)a->in[1] + (slot * width + l) * kc_width(a->in_dtype[1]),
+                      a->in_dtype[1], 1, &c);
+        sum += (double)w * (double)c;
+    }
+    return bug == HALF_KEYS ? (double)bf16_to_f32(f32_to_bf16((float)sum)) : sum;
+}
+
+static double rotated(const struct kern_args *a, size_t slot, size_t d)
+{
+    size_t latent = (size_t)a->attr[D0_ATTR_LATENT].i, width = (size_t)a->in_dims[1][3];
+    float x;
+    tensor_to_f32((const unsigned char *)a->in[1] + (slot * width + latent + d) * kc_width(a->in_dtype[1]),
+                  a->in_dtype[1], 1, &x);
+    return (double)x;
+}
+
+/* Last position of the sequence of row t in this step, and its first one. */
+static void step_of(const struct kern_args *a, size_t t, int32_t *first, int32_t *last)
+{
+    const int32_t *positions = a->in[3], *seq_of = a->in[4];
+    *first = *last = positions[t];
+    for (size_t i = 0; i < (size_t)a->n_rows; i++)
+        if (seq_of[i] == seq_of[t] && positions[i] >= 0 && positions[i] < INT32_MAX) {
+            *first = positions[i] < *first ? positions[i] : *first;
+            *last = positions[i] > *last ? positions[i] : *last;
+        }
+}
+
+/* One token and head whose pages all exist. */
+static void expanded_row(const struct kern_args *a, enum expanded_bug bug, size_t t, size_t h, float *out)
+{
+    const int32_t *table = a->in[5];
+    int32_t p = ((const int32_t *)a->in[3])[t], seq = ((const int32_t *)a->in[4])[t], first, last;
+    size_t heads = (size_t)a->heads, nope = (size_t)a->attr[D0_ATTR_NOPE].i,
+           rope = (size_t)a->attr[D0_ATTR_ROPE].i, v_dim = (size_t)a->v_dim, each = nope + v_dim,
+           page = (size_t)a->in_dims[1][2], from = bug == NEXT_HEAD ? (h + 1) % heads : h;
+    const float *q = (const float *)a->in[0] + (t * heads + h) * (nope + rope);
+    double sum = 0, top = -INFINITY, acc[128] = {0};
+    step_of(a, t, &first, &last);
+    int32_t end = bug == SEES_BLOCK && p / BLOCK == last / BLOCK ? last : p;
+    for (int32_t j = bug == STEP_ONLY ? first : 0; j <= end; j++) {
+        size_t slot = (size_t)table[(size_t)seq * (size_t)a->in_dims[5][1] + (size_t)j / page] * page +
+                      (size_t)j % page;
+        double score = 0;
+        for (size_t d = 0; d < nope; d++)
+            score += (double)q[d] * expanded(a, bug, h * each + d, slot);
+        for (size_t d = 0; d < rope; d++)
+            score += (double)q[nope + d] * rotated(a, slot, d);
+        score = (double)(float)(score * a->scale);
+        double now = fmax(top, score), shrink = top == -INFINITY ? 0 : exp(top - now),
+               weight = now == -INFINITY ? 0 : exp(score - now);
+        top = now;
+        sum = sum * shrink + weight;
+        for (size_t d = 0; d < v_dim; d++)
+            acc[d] = acc[d] * shrink + weight * expanded(a, bug, from * each + nope + d, slot);
+    }
+    for (size_t d = 0; d < v_dim; d++)
+        out[d] = (float)(acc[d] / sum);
+}
+
+/* Right as long as rows are absorbed. */
+static void buggy_expanded(const struct kern_args *a, enum expanded_bug bug, size_t first, size_t last,
+                           unsigned thread)
+{
+    ref(D0_OP_MLA, a, first, last, thread);
+    for (size_t item = first; item < last && a->attr[D0_ATTR_FORM].i && !a->in[6]; item++) {
+        float *out = (float *)a->out[0] + item * (size_t)a->v_dim;
+        if (!isnan(out[0])) /* else a page is missing */
+            expanded_row(a, bug, item / (size_t)a->heads, item % (size_t)a->heads, out);
+    }
+}
+
+#define EXPANDED(name, bug)                                                                                  \
+    void kc_bug_##name(const struct kern_args *a, size_t first, size_t last, unsigned thread)                \
+    {                                                                                                        \
+        buggy_expanded(a, bug, first, last, thread);                                                         \
+    }
+EXPANDED(expanded_future, SEES_BLOCK)
+EXPANDED(expanded_half, HALF_KEYS)
+EXPANDED(expanded_head, NEXT_HEAD)
+EXPANDED(expanded_step, STEP_ONLY)

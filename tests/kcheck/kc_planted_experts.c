@@ -3,6 +3,7 @@
  * Planted bugs of route and experts, and of kernels that run in phases (see kc_planted.c).
  */
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "kc.h"
@@ -148,6 +149,40 @@ static void batch_rows(const struct kern_args *a, size_t first, size_t last, uns
         out[i] *= 1 + 0x1p-23f;
 }
 
+/* One token, each slot alone; added in float32, in the order of slots, or grouped in that of experts. */
+static void slots_apart(const struct kern_args *a, size_t t, float *one, unsigned thread)
+{
+    size_t slots = (size_t)a->in_dims[1][1], d = (size_t)a->n;
+    const int32_t *ids = (const int32_t *)a->in[1] + t * slots;
+    float *out = (float *)a->out[0] + t * d;
+    bool done[16] = {false};
+    memset(out, 0, d * sizeof *out);
+    for (size_t k = 0; k < slots; k++) {
+        size_t next = slots;
+        for (size_t i = 0; i < slots; i++)
+            if (!done[i] && (next == slots || (a->attr[D0_ATTR_FORM].i && ids[i] < ids[next])))
+                next = i;
+        done[next] = true;
+        struct kern_args b = *a;
+        b.in[0] = (const float *)a->in[0] + t * (size_t)a->k;
+        b.in[1] = ids + next;
+        b.in[2] = (const float *)a->in[2] + t * slots + next;
+        b.in_dims[1][1] = 1;
+        b.out[0] = one;
+        ref(D0_OP_EXPERTS, &b, 0, 1, thread);
+        for (size_t i = 0; i < d; i++)
+            out[i] += one[i];
+    }
+}
+
+static void order_of_experts(const struct kern_args *a, size_t first, size_t last, unsigned thread)
+{
+    float *one = malloc(((size_t)a->n + 1) * sizeof *one);
+    for (size_t t = first; t < last && one; t++)
+        slots_apart(a, t, one, thread);
+    free(one);
+}
+
 /* ---- phases: the first copies a into what the node shares, the second adds b ---- */
 
 static size_t shared_elements(const struct kern_args *a)
@@ -206,6 +241,8 @@ static const struct kc_planted planted[] = {
     PLANTED(EXPERTS, D0_F32, rows, experts_scratch, one_more_expert, "reads one expert too many"),
     PLANTED(EXPERTS, D0_F32, rows, experts_scratch, no_down_bias, "forgets the bias of down"),
     PLANTED(EXPERTS, D0_F32, rows, experts_scratch, batch_rows, "other bits in large batches"),
+    PLANTED(EXPERTS, D0_F32, rows, experts_scratch, order_of_experts,
+            "grouped: sums in the order of experts"),
     PHASED(kept_by_thread, shared_elements, "keeps in the scratch of a thread what the next phase needs"),
     PHASED(whole_phase, NULL, "ignores its range of items in the first phase"),
     PHASED(past_shared, NULL, "writes past what phases share"),

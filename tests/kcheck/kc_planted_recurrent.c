@@ -85,6 +85,8 @@ static void no_activation(const struct kern_args *a, size_t first, size_t last, 
 struct bug {
     bool no_reset, late_decay, wrong_head, rough_norm, short_state, wide_state, no_lower, no_bias,
         stale_output, unscaled;
+    /* of the chunked form */
+    bool no_diagonal, own_decay, whole_start, divided;
 };
 
 static double wide(const struct kern_args *a, unsigned i, size_t at)
@@ -146,6 +148,96 @@ static void buggy_row(const struct kern_args *a, const struct bug *bug, size_t t
     }
 }
 
+#define CHUNK 16
+
+/* Of rows t0.. of a chunk: what row t says of the rows before it, and of S0. */
+struct chunk {
+    double a[CHUNK][CHUNK], b[CHUNK][CHUNK], k[CHUNK][MOST_DIM], q[CHUNK][MOST_DIM]; /* k, q: faded */
+    double w[CHUNK][MOST_DIM], gone[MOST_DIM];
+};
+
+static void buggy_fade(const struct kern_args *a, const struct bug *bug, size_t t0, size_t n, size_t h,
+                       struct chunk *c)
+{
+    size_t heads = (size_t)a->attr[D0_ATTR_HEADS].i, v_heads = (size_t)a->attr[D0_ATTR_V_HEADS].i,
+           dim = (size_t)a->attr[D0_ATTR_DIM].i, head = h * heads / v_heads;
+    float inverse[CHUNK][MOST_DIM];
+    for (size_t i = 0; i < dim; i++)
+        c->gone[i] = 1;
+    for (size_t t = 0; t < n; t++) {
+        const float *q = (const float *)a->in[0] + ((t0 + t) * heads + head) * dim,
+                    *k = (const float *)a->in[1] + ((t0 + t) * heads + head) * dim;
+        double by_k = unit_of(a, bug, k, dim), by_q = unit_of(a, bug, q, dim) * a->attr[D0_ATTR_SCALE].f;
+        memset(c->a[t], 0, sizeof c->a[t]);
+        memset(c->b[t], 0, sizeof c->b[t]);
+        for (size_t i = 0; i < dim; i++) {
+            double decay = decay_of(a, bug, t0 + t, h, head, i), ki = (double)k[i] * by_k,
+                   qi = (double)q[i] * by_q;
+            c->gone[i] *= decay;
+            for (size_t s = 0; s < t; s++) {
+                double faded =
+                    bug->divided ? (double)((float)c->gone[i] * inverse[s][i]) : c->w[s][i] * decay;
+                double old = c->w[s][i];
+                c->w[s][i] = faded;
+                c->a[t][s] += ki * (bug->own_decay ? old : faded);
+                c->b[t][s] += qi * faded;
+            }
+            c->w[t][i] = ki;
+            inverse[t][i] = (float)ki / (float)c->gone[i]; /* k e^-c: infinite where decays are strong */
+            c->b[t][t] += qi * ki;
+            c->k[t][i] = ki * c->gone[i];
+            c->q[t][i] = qi * (bug->whole_start ? 1 : c->gone[i]);
+        }
+        c->b[t][t] = bug->no_diagonal ? 0 : c->b[t][t];
+    }
+}
+
+/* S[dim, v_dim] takes up n rows at once. */
+static void buggy_chunk(const struct kern_args *a, const struct bug *bug, size_t t0, size_t n, size_t h,
+                        double *S)
+{
+    size_t v_heads = (size_t)a->attr[D0_ATTR_V_HEADS].i, dim = (size_t)a->attr[D0_ATTR_DIM].i,
+           width = (size_t)a->attr[D0_ATTR_V_DIM].i;
+    struct chunk *c = malloc(sizeof *c);
+    if (!c)
+        abort();
+    buggy_fade(a, bug, t0, n, h, c);
+    for (size_t j = 0; j < width; j++) {
+        double u[CHUNK];
+        for (size_t t = 0; t < n; t++) {
+            size_t at = ((t0 + t) * v_heads + h) * width + j;
+            double said = 0, read = 0;
+            for (size_t i = 0; i < dim; i++) {
+                said += S[i * width + j] * c->k[t][i];
+                read += S[i * width + j] * c->q[t][i];
+            }
+            for (size_t s = 0; s < t; s++)
+                said += c->a[t][s] * u[s];
+            u[t] = wide(a, 4, (t0 + t) * v_heads + h) * (wide(a, 2, at) - said);
+            for (size_t s = 0; s <= t; s++)
+                read += c->b[t][s] * u[s];
+            ((float *)a->out[0])[at] = (float)read;
+        }
+        for (size_t i = 0; i < dim; i++) {
+            S[i * width + j] *= c->gone[i];
+            for (size_t s = 0; s < n; s++)
+                S[i * width + j] += c->w[s][i] * u[s];
+        }
+    }
+    free(c);
+}
+
+/* Rows that are taken up together: one, but where the form is chunked. */
+static size_t buggy_rows(const struct kern_args *a, size_t t)
+{
+    const int32_t *positions = a->in[8], *seq_of = a->in[9];
+    size_t n = 1;
+    while (a->attr[D0_ATTR_FORM].i && n < CHUNK && t + n < (size_t)a->n_rows && seq_of[t + n] == seq_of[t] &&
+           positions[t + n] > 0)
+        n++;
+    return n;
+}
+
 static void buggy_head(const struct kern_args *a, const struct bug *bug, size_t h, double *all)
 {
     const int32_t *positions = a->in[8], *seq_of = a->in[9], *slots = a->in[10];
@@ -154,16 +246,21 @@ static void buggy_head(const struct kern_args *a, const struct bug *bug, size_t 
     float *states = a->state[0];
     for (size_t i = 0; i < n_slots * size; i++)
         all[i] = (double)states[(i / size * v_heads + h) * size + i % size];
-    for (size_t t = 0; t < (size_t)a->n_rows; t++) {
+    for (size_t t = 0, rows = 1; t < (size_t)a->n_rows; t += rows) {
         bool good = positions[t] >= 0 && seq_of[t] >= 0 && seq_of[t] < a->in_dims[10][0];
         size_t slot = good && slots[seq_of[t]] >= 0 ? (size_t)slots[seq_of[t]] : n_slots;
         for (size_t j = 0; slot >= n_slots && j < n; j++)
             ((float *)a->out[0])[(t * v_heads + h) * n + j] = NAN;
+        rows = 1;
         if (slot >= n_slots)
             continue;
         for (size_t i = 0; positions[t] == 0 && !bug->no_reset && i < size; i++)
             all[slot * size + i] = 0;
-        buggy_row(a, bug, t, h, all + slot * size);
+        rows = buggy_rows(a, t);
+        if (rows > 1)
+            buggy_chunk(a, bug, t, rows, h, all + slot * size);
+        else
+            buggy_row(a, bug, t, h, all + slot * size);
         for (size_t i = 0; i < size; i++)
             states[(slot * v_heads + h) * size + i] = (float)all[slot * size + i];
     }
@@ -195,6 +292,10 @@ BUGGY(no_lower)
 BUGGY(no_bias)
 BUGGY(stale_output)
 BUGGY(unscaled)
+BUGGY(no_diagonal)
+BUGGY(own_decay)
+BUGGY(whole_start)
+BUGGY(divided)
 
 static void any_slot(const struct kern_args *a, size_t first, size_t last, unsigned thread)
 {
@@ -229,6 +330,10 @@ static const struct kc_planted planted[] = {
     PLANTED(DELTA_RULE, value_heads, NULL, no_bias, "forgets dt_bias"),
     PLANTED(DELTA_RULE, value_heads, NULL, stale_output, "reads S before the correction"),
     PLANTED(DELTA_RULE, value_heads, NULL, unscaled, "forgets the scale"),
+    PLANTED(DELTA_RULE, value_heads, NULL, no_diagonal, "chunked: a row does not read what it wrote"),
+    PLANTED(DELTA_RULE, value_heads, NULL, own_decay, "chunked: keys of a chunk meet before the row's decay"),
+    PLANTED(DELTA_RULE, value_heads, NULL, whole_start, "chunked: reads the state before the chunk whole"),
+    PLANTED(DELTA_RULE, value_heads, NULL, divided, "chunked: divides by what has decayed"),
     PLANTED(DELTA_RULE, value_heads, delta_scratch, any_slot, "trusts slots"),
 };
 

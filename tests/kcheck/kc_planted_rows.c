@@ -18,11 +18,6 @@ static size_t elements(const struct kern_args *a)
     return (size_t)(a->n_rows * a->n);
 }
 
-static size_t columns(const struct kern_args *a)
-{
-    return a->n_rows > 0 ? (size_t)a->n : 0;
-}
-
 static size_t row_scratch(const struct kern_args *a)
 {
     return (size_t)a->k * sizeof(float);
@@ -318,6 +313,21 @@ static void only_forward(const struct kern_args *a, size_t first, size_t last, u
         {D0_OP_##OP, type, KERN_REF, "planted_" #fn, fn, items, 1, scratch}, bug                             \
     }
 
+static size_t products(const struct kern_args *a)
+{
+    return kc_ref_items(D0_OP_LINEAR, a);
+}
+
+static size_t rounded(const struct kern_args *a)
+{
+    return kc_ref_shared(D0_OP_LINEAR, a);
+}
+
+#define PRODUCT(OP, type, scratch, fn, bug)                                                                  \
+    {                                                                                                        \
+        {D0_OP_##OP, type, KERN_REF, "planted_" #fn, fn, products, 1, scratch, rounded, 2, 0}, bug           \
+    }
+
 static const struct kc_planted planted[] = {
     PLANTED(MUL, 0, elements, NULL, tiled_mul, "b repeated as a whole"),
     PLANTED(MUL, 0, elements, NULL, wide_mul, "b taken to be as wide as a"),
@@ -344,8 +354,8 @@ static const struct kc_planted planted[] = {
     PLANTED(GATED_NORM, 0, rows, NULL, whole_row, "one norm for all groups"),
     PLANTED(POSITION_SCALE, 0, rows, NULL, no_floor, "steps not rounded down"),
     PLANTED(POSITION_SCALE, 0, rows, NULL, early_position, "ignores offset"),
-    PLANTED(GROUP_LINEAR, D0_F32, columns, row_scratch, first_group, "only the first group of x"),
-    PLANTED(GROUP_LINEAR, D0_F32, columns, row_scratch, dealt_groups, "rows of w dealt in turn"),
+    PRODUCT(GROUP_LINEAR, D0_F32, row_scratch, first_group, "only the first group of x"),
+    PRODUCT(GROUP_LINEAR, D0_F32, row_scratch, dealt_groups, "rows of w dealt in turn"),
     PLANTED(ROPE, 0, rows, NULL, only_forward, "ignores inverse"),
 };
 

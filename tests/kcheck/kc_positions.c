@@ -111,6 +111,11 @@ void kc_judge_ROPE(struct kc_case *c)
 
 void kc_paged_make(struct kc_case *c, unsigned first, struct kc_paged *p)
 {
+    kc_paged_make_runs(c, first, 5, p);
+}
+
+void kc_paged_make_runs(struct kc_case *c, unsigned first, int64_t longest, struct kc_paged *p)
+{
     static const int64_t page_tokens[] = {1, 2, 4, 8, 16, 32, 64, 256, 3, 24};
     c->a.page_tokens = c->large ? 64 : page_tokens[kc_between(c, 0, 9)];
     c->a.seqs = c->large ? 1 : kc_between(c, 1, 4);
@@ -118,8 +123,9 @@ void kc_paged_make(struct kc_case *c, unsigned first, struct kc_paged *p)
     p->tokens = 0;
     for (int64_t s = 0; s < c->a.seqs; s++) {
         p->lengths[s] = c->large ? 1024 : kc_between(c, 1, kc_chance(c, 3) ? 150 : 20);
-        p->chunks[s] =
-            c->large ? 16 : kc_between(c, kc_chance(c, 8) ? 0 : 1, p->lengths[s] < 5 ? p->lengths[s] : 5);
+        p->chunks[s] = c->large ? 16
+                                : kc_between(c, kc_chance(c, 8) ? 0 : 1,
+                                             p->lengths[s] < longest ? p->lengths[s] : longest);
         p->tokens += p->chunks[s];
         int64_t pages = (p->lengths[s] + c->a.page_tokens - 1) / c->a.page_tokens;
         needed += pages;

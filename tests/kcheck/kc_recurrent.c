@@ -104,15 +104,16 @@ static int64_t slot_of(const struct kc_case *c, unsigned first, int64_t n_slots,
     return slot < 0 || slot >= n_slots ? -1 : slot;
 }
 
-/* One row of input i becomes NaN, another one gets an infinity. */
-static void poison(struct kc_case *c, unsigned i, int64_t rows, int64_t width)
+/* One row of input i becomes NaN, another one gets an infinity if that may be. */
+static void poison(struct kc_case *c, unsigned i, int64_t rows, int64_t width, bool infinite)
 {
     if (c->values != KC_POISON || rows * width == 0)
         return;
     float *p = c->in[i].data;
     int64_t bad = kc_between(c, 0, rows - 1);
-    p[kc_between(c, 0, rows - 1) * width + kc_between(c, 0, width - 1)] =
-        kc_chance(c, 2) ? INFINITY : -INFINITY;
+    if (infinite)
+        p[kc_between(c, 0, rows - 1) * width + kc_between(c, 0, width - 1)] =
+            kc_chance(c, 2) ? INFINITY : -INFINITY;
     for (int64_t e = 0; e < width; e++)
         p[bad * width + e] = NAN;
 }
@@ -130,7 +131,7 @@ void kc_make_SHORT_CONV(struct kc_case *c, unsigned index)
             width = c->large || kc_chance(c, 2) ? 4 : kc_between(c, 2, 9);
     make_slotted(c, 3, c->large ? 64 : 12, &p);
     kc_fill(c, 0, D0_F32, p.tokens * n, n);
-    poison(c, 0, p.tokens, n);
+    poison(c, 0, p.tokens, n, true);
     kc_fill(c, 1, kc_any_type(c), n * width, 0);
     make_state(c, 0, 2, &p, (width - 1) * n);
     if (kc_chance(c, 2))
@@ -202,7 +203,7 @@ void kc_judge_SHORT_CONV(struct kc_case *c)
 
 /* ---- delta_rule ---- */
 
-const unsigned kc_cases_DELTA_RULE = 4 * TAILS + 80;
+const unsigned kc_cases_DELTA_RULE = 2 * (4 * TAILS + 80); /* each with both forms */
 
 /* Without a norm of its own k must be about of unit length, as it is in every model: else S grows with every
  * row, and any error with it. */
@@ -260,6 +261,9 @@ static void delta_attributes(struct kc_case *c, int64_t heads, int64_t v_heads, 
 void kc_make_DELTA_RULE(struct kc_case *c, unsigned index)
 {
     struct slotted p;
+    c->bounded = index % 2 == 1;
+    c->a.attr[D0_ATTR_FORM].i = c->bounded;
+    index /= 2;
     bool tails = index < 4 * TAILS;
     int64_t heads = c->large ? 4 : kc_between(c, 1, 3),
             v_heads = heads * (c->large ? 2 : kc_between(c, 1, 3)),
@@ -269,7 +273,8 @@ void kc_make_DELTA_RULE(struct kc_case *c, unsigned index)
             dim = c->large                      ? 128
                   : tails && index >= 2 * TAILS ? index / 2 - TAILS + 1
                                                 : kc_between(c, 1, tails ? 20 : 150);
-    make_slotted(c, 8, c->large ? 64 : tails ? 8 : 6, &p);
+    /* chunks of the other form are of 16 rows: some, and a rest */
+    make_slotted(c, 8, c->large ? 64 : c->bounded ? (tails ? 50 : 20) : tails ? 8 : 6, &p);
     delta_attributes(c, heads, v_heads, dim, v_dim);
     for (unsigned i = 0; i < 2; i++) {
         kc_fill(c, i, D0_F32, p.tokens * heads * dim, heads * dim);
@@ -281,7 +286,8 @@ void kc_make_DELTA_RULE(struct kc_case *c, unsigned index)
     kc_dims(c, 2, 2, (int64_t[]){p.tokens, v_heads * v_dim});
     delta_gates(c, &p, heads, v_heads, dim);
     unsigned bad = (unsigned)kc_between(c, 0, 2);
-    poison(c, bad, p.tokens, (int64_t)(c->in[bad].row_bytes / sizeof(float)));
+    /* S0 and what the rows of a chunk give are added up apart: infinities of both signs are NaN, not one */
+    poison(c, bad, p.tokens, (int64_t)(c->in[bad].row_bytes / sizeof(float)), !c->bounded);
     make_state(c, 0, 7, &p, v_heads * dim * v_dim);
     kc_dims(c, 7, 4, (int64_t[]){p.n_slots, v_heads, dim, v_dim});
     break_slotted(c, &p);
@@ -290,9 +296,9 @@ void kc_make_DELTA_RULE(struct kc_case *c, unsigned index)
     c->flops = 8.0 * (double)(p.tokens * v_heads * dim * v_dim);
     c->moved = 8.0 * (double)(p.tokens * v_heads * dim * v_dim);
     snprintf(c->shape, sizeof c->shape,
-             "T=%d B=%d slots=%d heads=%d/%d dim=%d v_dim=%d eps=%g decay=%d lower=%g", (int)p.tokens,
-             (int)p.n_seqs, (int)p.n_slots, (int)v_heads, (int)heads, (int)dim, (int)v_dim, c->a.eps,
-             (int)c->a.attr[D0_ATTR_DECAY].i, c->a.attr[D0_ATTR_LOWER].f);
+             "form=%d T=%d B=%d slots=%d heads=%d/%d dim=%d v_dim=%d eps=%g decay=%d lower=%g",
+             (int)c->bounded, (int)p.tokens, (int)p.n_seqs, (int)p.n_slots, (int)v_heads, (int)heads,
+             (int)dim, (int)v_dim, c->a.eps, (int)c->a.attr[D0_ATTR_DECAY].i, c->a.attr[D0_ATTR_LOWER].f);
 }
 
 /* The state in float64, and for each column of S the size of the errors that float32 must make of it: sizes

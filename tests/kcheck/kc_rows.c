@@ -83,7 +83,8 @@ void kc_judge_GATHER_ROWS(struct kc_case *c)
 /* ---- linear ---- */
 
 /* every K tail with few, some and many rows; every N tail; then segments and random sizes */
-const unsigned kc_cases_LINEAR = 3 * TAILS + 70 + 160;
+#define LINEAR_PLAIN (3 * TAILS + 70 + 160)
+const unsigned kc_cases_LINEAR = LINEAR_PLAIN + 100; /* the last ones round x */
 
 static void linear_sizes(struct kc_case *c, unsigned index, int64_t *m, int64_t *n, int64_t *k)
 {
@@ -123,6 +124,7 @@ void kc_make_LINEAR(struct kc_case *c, unsigned index)
         linear_sizes(c, index, &m, &n, &k);
     kc_fill(c, 0, D0_F32, m * k, k);
     kc_weight(c, 1, c->dtype, 1, n, k, 0);
+    x_format_of(c, index < LINEAR_PLAIN || c->large ? 0 : 1 + index % kc_x_formats, D0_ATTR_X_SCALE);
     bool bias = !c->large && kc_chance(c, 2);
     if (bias)
         kc_fill(c, 2, kc_any_type(c), n, 0);
@@ -133,14 +135,16 @@ void kc_make_LINEAR(struct kc_case *c, unsigned index)
     c->a.k = k;
     c->flops = 2.0 * (double)(m * n * k);
     c->moved = (double)c->in[1].bytes;
-    snprintf(c->shape, sizeof c->shape, "M=%d N=%d K=%d S=%d%s%s", (int)m, (int)n, (int)k, (int)c->a.segments,
-             bias ? " bias " : "", bias ? dtype_name(c->a.in_dtype[2]) : "");
+    snprintf(c->shape, sizeof c->shape, "M=%d N=%d K=%d S=%d x=%d%s%s", (int)m, (int)n, (int)k,
+             (int)c->a.segments, (int)c->a.attr[D0_ATTR_X_FORMAT].i, bias ? " bias " : "",
+             bias ? dtype_name(c->a.in_dtype[2]) : "");
 }
 
 void kc_judge_LINEAR(struct kc_case *c)
 {
     size_t n = (size_t)c->a.n, k = (size_t)c->a.k;
     kc_judge_begin(c);
+    judge_rounded(c, k);
     for (size_t i = 0; i < kc_outputs(c, 0); i++) {
         double sum = 0, squares = 0;
         for (size_t j = 0; j < k; j++) {

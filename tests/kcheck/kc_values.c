@@ -233,7 +233,7 @@ size_t kc_outputs(const struct kc_case *c, unsigned o)
 
 void kc_judge_begin(struct kc_case *c)
 {
-    for (unsigned o = 0; o < 2; o++) {
+    for (unsigned o = 0; o < KC_OUTS; o++) {
         c->want[o] = arena_alloc_n(c->arena, kc_outputs(c, o) + 1, sizeof *c->want[o]);
         c->scale[o] = arena_alloc_n(c->arena, kc_outputs(c, o) + 1, sizeof *c->scale[o]);
         if (!c->want[o] || !c->scale[o])

@@ -9,7 +9,9 @@
  * NaN, so that their rows, pages, slots and snapshots are full of NaN, and so are the pages that nobody has
  * written. Before each mix a step of nothing but that token fills slots, snapshots and the rows of every
  * activation. Then the scheduler runs the texts with its prefix cache. Some families run a second time with
- * pages of BF16 or F16: one for each operator that keeps keys.
+ * pages of BF16 or F16: one for each operator that keeps keys. The
+ * yardstick is the graph as described; mixes on 2 threads and the scheduler run with every fusion that claims
+ * equal bits.
  * Refuses: any tolerance, and a yardstick that is not finite.
  *
  *   bits [--only FAMILY]
@@ -66,6 +68,7 @@ static const struct {
 
 struct tap {
     unsigned n, failed;
+    uint32_t fusions; /* seen in some family */
 };
 
 struct text {
@@ -77,6 +80,7 @@ struct text {
 struct family {
     struct tap *tap;
     const char *name;
+    enum spec_activations activations;
     uint32_t kv_dtype;
     char label[64]; /* name, and pages where they are not float32 */
     struct d0 d0;
@@ -96,6 +100,7 @@ struct seen {
     uint32_t batches, chunks, threads; /* masks */
     uint32_t behind_prefix;            /* mixes */
     uint64_t rows, bad_rows;
+    uint32_t fusions; /* that changed a node */
     char difference[256];
 };
 
@@ -149,6 +154,10 @@ static int open_family(struct family *f, const char *dir, struct err *e)
         rc = tiny_write(&f->t, dir, &f->d0, e);
     if (rc == 0)
         rc = tiny_model_open_pages(&f->m, dir, f->kv_dtype, &f->d0, e);
+    if (rc == 0)
+        rc = spec_set_activations(f->m.s, f->m.c, f->activations, e);
+    if (rc == 0 && f->activations && spec_activation_bits(f->m.s->graph) == 0)
+        rc = err_set(e, ERR_MISMATCH, "nothing is rounded");
     if (rc)
         return rc;
     const struct graph *g = f->m.s->graph;
@@ -603,8 +612,12 @@ static int run_threads(struct family *f, enum kern_isa isa, uint32_t threads, co
                        struct seen *seen, struct served *served, struct err *e)
 {
     const struct dev_options o = {.name = "cpu", .isa = kern_isa_name(isa), .n_threads = threads};
-    const struct runner_size size = {
-        .tokens = TOKENS, .seqs = SEQS, .rows = TOKENS, .context = CONTEXT, .snapshots = SNAPSHOTS};
+    const struct runner_size size = {.tokens = TOKENS,
+                                     .seqs = SEQS,
+                                     .rows = TOKENS,
+                                     .context = CONTEXT,
+                                     .snapshots = SNAPSHOTS,
+                                     .fusions = threads == THREADS ? fusions_exact() : 0};
     struct runner r = {.x = NULL};
     struct mix m = {.f = f, .r = &r, .seen = seen, .isa = isa};
     struct dev d;
@@ -616,6 +629,8 @@ static int run_threads(struct family *f, enum kern_isa isa, uint32_t threads, co
         rc = err_set(e, ERR_LIMIT, "pages of %u tokens are too many", engine_limits(r.x)->page_tokens);
     if (rc == 0 && engine_limits(r.x)->n_snapshots != (f->recurrent && f->cached ? SNAPSHOTS : 0))
         rc = err_set(e, ERR_MISMATCH, "the engine has %u snapshots", engine_limits(r.x)->n_snapshots);
+    if (rc == 0)
+        seen->fusions |= engine_fusions(r.x);
     if (rc == 0)
         rc = spoil_last_token(f, &d, r.weights, true, e);
     if (rc == 0 && threads == 1)
@@ -652,7 +667,7 @@ static void test_isa(struct family *f, enum kern_isa isa)
     struct seen seen = {.batches = 0};
     struct served served = {.f = f};
     uint32_t place[MIXES];
-    char name[96], detail[1400];
+    char name[96], detail[1400], fused[FUSIONS_TEXT];
     struct err e;
     int rc = ERR_OK;
     err_clear(&e);
@@ -668,8 +683,11 @@ static void test_isa(struct family *f, enum kern_isa isa)
     else if (seen.difference[0] || !all)
         snprintf(detail, sizeof detail, "%s", all ? seen.difference : "not every combination has run");
     else
-        snprintf(detail, sizeof detail, "%d mixes, %u behind a prefix, %llu rows beside %llu of NaN", MIXES,
-                 seen.behind_prefix, (unsigned long long)seen.rows, (unsigned long long)seen.bad_rows);
+        snprintf(detail, sizeof detail,
+                 "%d mixes, %u behind a prefix, %llu rows beside %llu of NaN; fused: %s", MIXES,
+                 seen.behind_prefix, (unsigned long long)seen.rows, (unsigned long long)seen.bad_rows,
+                 fusions_format(seen.fusions, fused, sizeof fused));
+    f->tap->fusions |= seen.fusions;
     result(f->tap, rc == 0 && all && !seen.difference[0], name, detail);
     if (rc)
         return;
@@ -697,14 +715,27 @@ static void compare_vectors(struct family *f)
     result(f->tap, equal == rows, name, detail);
 }
 
-static void test_family(struct tap *tap, const char *name, uint32_t kv_dtype)
+/* Activations that are rounded before products: the same in any mix, too. */
+static const struct {
+    const char *family;
+    enum spec_activations activations;
+} rounded[] = {
+    {"qwen2", ACTIVATIONS_BF16},
+    {"gpt_oss", ACTIVATIONS_BF16},
+    {"deepseek_v3_fp8", ACTIVATIONS_RELEASED},
+    {"qwen3_moe_fp8", ACTIVATIONS_RELEASED},
+};
+
+static void test_family(struct tap *tap, const char *name, uint32_t kv_dtype, enum spec_activations a)
 {
-    struct family f = {.tap = tap, .name = name, .kv_dtype = kv_dtype, .d0 = {.log = {.fd = -1}}};
+    struct family f = {
+        .tap = tap, .name = name, .kv_dtype = kv_dtype, .activations = a, .d0 = {.log = {.fd = -1}}};
     char dir[] = "/tmp/day0-bits-XXXXXX";
     struct err e;
     err_clear(&e);
-    snprintf(f.label, sizeof f.label, "%s%s%s", name, kv_dtype == D0_F32 ? "" : " pages of ",
-             kv_dtype == D0_F32 ? "" : dtype_name(kv_dtype));
+    snprintf(f.label, sizeof f.label, "%s%s%s%s%s", name, kv_dtype == D0_F32 ? "" : " pages of ",
+             kv_dtype == D0_F32 ? "" : dtype_name(kv_dtype), a ? " activations " : "",
+             a ? spec_activations_name(a) : "");
     if (!mkdtemp(dir)) {
         result(tap, false, f.label, "no temporary directory");
         return;
@@ -713,7 +744,7 @@ static void test_family(struct tap *tap, const char *name, uint32_t kv_dtype)
     if (rc)
         result(tap, false, f.label, e.message);
     for (uint32_t isa = 0; rc == 0 && isa < KERN_N_ISA; isa++)
-        if (kern_isa_available(isa))
+        if (kern_isa_available(isa) && (a || isa != KERN_AVX512BF16)) /* else that is avx512 */
             test_isa(&f, isa);
     if (rc == 0 && kern_isa_available(KERN_AVX2) && kern_isa_available(KERN_AVX512))
         compare_vectors(&f);
@@ -741,11 +772,21 @@ int main(int argc, char **argv)
     }
     for (size_t i = 0; i < n; i++)
         if (!only || strcmp(only, names[i]) == 0)
-            test_family(&tap, names[i], D0_F32);
+            test_family(&tap, names[i], D0_F32, ACTIVATIONS_EXACT);
     for (size_t i = 0; i < ARRAY_LEN(narrow); i++)
         if (!only || strcmp(only, narrow[i].family) == 0)
-            test_family(&tap, narrow[i].family, narrow[i].kv_dtype);
+            test_family(&tap, narrow[i].family, narrow[i].kv_dtype, ACTIVATIONS_EXACT);
+    for (size_t i = 0; i < ARRAY_LEN(rounded); i++)
+        if (!only || strcmp(only, rounded[i].family) == 0)
+            test_family(&tap, rounded[i].family, D0_F32, rounded[i].activations);
     arena_release(&arena);
+    const uint32_t all = FUSION_BIT(FUSION_QKV) | FUSION_BIT(FUSION_GATE_UP) |
+                         FUSION_BIT(FUSION_NORM_RESIDUAL) | FUSION_BIT(FUSION_NORM_ROPE_STORE) |
+                         FUSION_BIT(FUSION_EXPERT_GROUPING);
+    char text[FUSIONS_TEXT];
+    if (!only)
+        result(&tap, (tap.fusions & all) == all, "fusions seen",
+               fusions_format(tap.fusions, text, sizeof text));
     printf("1..%u\n", tap.n);
     return tap.failed || tap.n == 0;
 }

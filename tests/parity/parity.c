@@ -2,13 +2,13 @@
  *
  * Owns: parity of whole models with transformers. For each tiny model of tests/parity/tiny: makes its
  * checkpoint, opens it as any other, runs it on the reference kernels and on the fastest ones (in one step,
- * in chunks, token by token), and holds logits and probes against what transformers computed from the same
- * files (tests/parity/golden, recorded by tools/reference.py; Kimi-K3: by tools/reference_k3.py). Recurrent
- * states are held against those behind the last token. Both prompts also run side by side, out of step. Then
- * cuts the model wherever the recording has all that crosses the cut, and runs each piece, a layer mostly, on
- * what was recorded before it: errors do not add up, so the limit is closer. Then turns single features off
- * by config.json: the logits must move, or the model would not notice that a feature is ignored. What no
- * kernel computes yet is skipped and counted.
+ * in chunks, token by token; on the fastest also with the forms that change bits), and holds logits and
+ * probes against what transformers computed from the same files (tests/parity/golden, recorded by
+ * tools/reference.py; Kimi-K3: by tools/reference_k3.py). Recurrent states are held against those behind the
+ * last token. Both prompts also run side by side, out of step. Then cuts the model wherever the recording has
+ * all that crosses the cut, and runs each piece, a layer mostly, on what was recorded before it: errors do
+ * not add up, so the limit is closer. Then turns single features off by config.json: the logits must move, or
+ * the model would not notice that a feature is ignored. What no kernel computes yet is skipped and counted.
  * Rows of the recording whose choice of experts or keys is nearly a tie are left out and counted; where they
  * are more than 2 % nothing is judged.
  *
@@ -74,6 +74,8 @@ struct family {
     size_t n_near;
     double free, forced; /* worst logits; worst of the pieces */
     unsigned pieces;
+    uint32_t forms; /* fusions that change bits and have nodes in this model */
+    double formed;  /* worst logits with them */
 };
 
 struct worst {
@@ -225,23 +227,45 @@ static int run_prompt(const struct family *f, struct runner *run, const struct r
 }
 
 static int open_runner(const struct family *f, const struct tiny_model *m, struct dev *d, bool probes,
-                       struct runner *run, struct err *e)
+                       uint32_t fusions, struct runner *run, struct err *e)
 {
     uint32_t n = (uint32_t)f->reference->n_ids;
-    struct runner_size size = {.tokens = n, .seqs = 1, .rows = n, .context = n, .probes = probes};
+    struct runner_size size = {
+        .tokens = n, .seqs = 1, .rows = n, .context = n, .probes = probes, .fusions = fusions};
     return runner_open_model(run, d, m->s, m->c, &size, NULL, e);
 }
 
-static void run_case(struct family *f, struct dev *d, const char *isa, const char *how, size_t chunk,
-                     size_t single)
+/* The forms that change bits, each with a limit of its own that is not above that of parity. */
+static uint32_t bounded_forms(void)
 {
+    return FUSION_BIT(FUSION_MLA_EXPANDED) | FUSION_BIT(FUSION_DELTA_CHUNKED);
+}
+
+static double limit_of(uint32_t fusions)
+{
+    double limit = LIMIT;
+    for (unsigned i = 0; i < FUSION_N; i++)
+        if (fusions & FUSION_BIT(i))
+            limit = fmin(limit, fusion_info((enum fusion)i)->limit);
+    return limit;
+}
+
+static void run_case(struct family *f, struct dev *d, const char *isa, const char *how, size_t chunk,
+                     size_t single, uint32_t fusions)
+{
+    const double limit = limit_of(fusions);
     struct runner run = {.x = NULL};
-    struct worst w = {.limit = LIMIT}, brief = {.limit = LIMIT};
+    struct worst w = {.limit = limit}, brief = {.limit = limit};
     struct err e;
     char name[96], detail[1400];
     err_clear(&e);
-    snprintf(name, sizeof name, "%s %s %s", f->t.family, isa, how);
-    int rc = open_runner(f, &f->m, d, true, &run, &e);
+    snprintf(name, sizeof name, "%s %s %s%s", f->t.family, isa, how, fusions ? ", other forms" : "");
+    int rc = open_runner(f, &f->m, d, true, fusions, &run, &e);
+    const uint32_t forms = rc == 0 ? engine_fusions(run.x) : 0;
+    if (rc == 0 && fusions && !forms) { /* the model has no such operator */
+        runner_close(&run);
+        return;
+    }
     if (rc == 0)
         rc = run_prompt(f, &run, f->reference, chunk, single, &w, &e);
     if (rc == 0)
@@ -252,15 +276,17 @@ static void run_case(struct family *f, struct dev *d, const char *isa, const cha
     if (rc == 0)
         rc = run_prompt(f, &run, f->brief, chunk, f->brief->n_ids < single ? 0 : single, &brief, &e);
     runner_close(&run);
-    f->free = fmax(f->free, rc ? INFINITY : fmax(w.logits, brief.logits));
+    f->forms |= forms;
+    double *worst = fusions ? &f->formed : &f->free;
+    *worst = fmax(*worst, rc ? INFINITY : fmax(w.logits, brief.logits));
     if (rc)
         snprintf(detail, sizeof detail, "%s", e.message);
     else
         snprintf(detail, sizeof detail,
                  "logits %.1e, short prompt %.1e, %zu probes and %zu states, worst %.1e %s (limit %.0e), %zu "
                  "rows left out",
-                 w.logits, brief.logits, w.probes, w.states, w.probe, w.where, LIMIT, f->n_near);
-    result(f->tap, rc == 0 && w.logits <= LIMIT && brief.logits <= LIMIT && w.probe <= LIMIT, name, detail);
+                 w.logits, brief.logits, w.probes, w.states, w.probe, w.where, limit, f->n_near);
+    result(f->tap, rc == 0 && w.logits <= limit && brief.logits <= limit && w.probe <= limit, name, detail);
 }
 
 /* ---- several sequences in one step ---- */
@@ -458,7 +484,7 @@ static int distance(const struct family *f, struct dev *d, double *out, char *wh
         return ERR_OK;
     }
     if (rc == 0)
-        rc = open_runner(f, &m, d, false, &run, e);
+        rc = open_runner(f, &m, d, false, 0, &run, e);
     if (rc == 0)
         rc = run_prompt(f, &run, &logits_only, f->reference->n_ids, 0, &w, e);
     runner_close(&run);
@@ -613,15 +639,31 @@ static void test_device(struct family *f, const char *isa)
     } else if (!computed(&d, f->m.s->graph, why, sizeof why)) {
         skip(f->tap, name, why);
     } else {
-        run_case(f, &d, isa, "in one step", f->reference->n_ids, 0);
-        run_case(f, &d, isa, "in chunks", CHUNK, 0);
-        run_case(f, &d, isa, "token by token", f->reference->n_ids, DECODE_FROM);
+        run_case(f, &d, isa, "in one step", f->reference->n_ids, 0, 0);
+        run_case(f, &d, isa, "in chunks", CHUNK, 0, 0);
+        run_case(f, &d, isa, "token by token", f->reference->n_ids, DECODE_FROM, 0);
+        if (strcmp(isa, "ref") != 0) { /* which ignores what form is asked for */
+            run_case(f, &d, isa, "in one step", f->reference->n_ids, 0, bounded_forms());
+            run_case(f, &d, isa, "in chunks", CHUNK, 0, bounded_forms());
+            run_case(f, &d, isa, "token by token", f->reference->n_ids, DECODE_FROM, bounded_forms());
+        }
         ragged_case(f, &d, isa);
         forced_case(f, &d, isa);
         if (strcmp(isa, "ref") == 0)
             test_switches(f, &d);
     }
     dev_close(&d);
+}
+
+/* A row of the table, and where the model has such operators a row of the table of forms. */
+static void print_row(const struct family *f)
+{
+    char forms[FUSIONS_TEXT];
+    printf("| %s | %s | %.1e | %.1e | %u |\n", f->t.family, f->reference->producer, f->free, f->forced,
+           f->pieces);
+    if (f->forms)
+        printf("forms: | %s | %s | %.1e | %.1e |\n", f->t.family,
+               fusions_format(f->forms, forms, sizeof forms), f->free, f->formed);
 }
 
 static void test_family(struct tap *tap, const char *name)
@@ -644,7 +686,7 @@ static void test_family(struct tap *tap, const char *name)
         test_device(&f, "fast");
     }
     if (rc == 0 && tap->table)
-        printf("| %s | %s | %.1e | %.1e | %u |\n", name, f.reference->producer, f.free, f.forced, f.pieces);
+        print_row(&f);
     reference_close(f.reference);
     reference_close(f.brief);
     reference_close(f.states);

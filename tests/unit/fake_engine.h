@@ -49,6 +49,18 @@ void engine_memory(const struct engine *x, uint64_t *kv, uint64_t *scratch)
     *scratch = 4000;
 }
 
+uint32_t engine_fusions(const struct engine *x)
+{
+    (void)x;
+    return FUSION_BIT(FUSION_QKV);
+}
+
+bool engine_exact(const struct engine *x)
+{
+    (void)x;
+    return true;
+}
+
 static int32_t fake_token(int32_t script, uint32_t k, const struct step_sampling *s, uint32_t position)
 {
     static const char hello[] = "hello world";

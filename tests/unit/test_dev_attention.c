@@ -195,6 +195,8 @@ static void test_rules(void **state)
     REFUSED(MLA, attr(&b, MLA, D0_ATTR_V_DIM)->is_float = 1);
     REFUSED(MLA, attr(&b, MLA, D0_ATTR_SCALE)->key = D0_ATTR_LATENT); /* twice, once as a number */
     REFUSED(MLA, add_i(&b.nodes[MLA], D0_ATTR_LATENT, 1 << 20));
+    REFUSED(MLA, add_i(&b.nodes[MLA], D0_ATTR_FORM, 2));
+    REFUSED(MLA, add_i(&b.nodes[MLA], D0_ATTR_FORM, -1));
     REFUSED(MLA, b.values[KV_B].dims[0] = ROWS - 1);
     REFUSED(MLA, b.values[KV_B].dtype = D0_I64);
     REFUSED(MLA, b.values[CHOSEN].dims[0] = 1);

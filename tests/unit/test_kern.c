@@ -32,11 +32,18 @@ static void the_best_variant_not_above_the_mask_is_picked(void **state)
     for (int i = 0; i < KERN_N_ISA; i++) {
         const struct kern_variant *v = kern_pick(D0_OP_LINEAR, D0_BF16, (enum kern_isa)i);
         enum kern_isa best = KERN_REF;
-        for (int j = 0; j <= i; j++)
+        for (int j = 0; j <= i && j < KERN_AVX512BF16; j++) /* which rounds, and is not asked to here */
             best = kern_isa_available((enum kern_isa)j) ? (enum kern_isa)j : best;
         assert_non_null(v);
         assert_int_equal(v->isa, best);
         assert_true(v->dtype == D0_BF16 && v->op == D0_OP_LINEAR);
+    }
+    for (int64_t x = 0; x <= D0_X_I8_TOKEN; x++) {
+        bool pairs = x == D0_X_BF16 && kern_isa_available(KERN_AVX512BF16);
+        const struct kern_variant *v = kern_pick_rounded(D0_OP_LINEAR, D0_BF16, x, KERN_AVX512BF16);
+        assert_true((v->isa == KERN_AVX512BF16) == pairs && (v->x_format == D0_X_BF16) == pairs);
+        assert_int_equal(kern_pick_rounded(D0_OP_LINEAR, D0_F32, x, KERN_AVX512BF16)->x_format, 0);
+        assert_int_equal(kern_pick_rounded(D0_OP_LINEAR, D0_BF16, x, KERN_AVX512)->x_format, 0);
     }
     assert_null(kern_pick(D0_OP_LINEAR, D0_I16, KERN_AVX512));
     assert_null(kern_pick(9999, D0_F32, KERN_AVX512));

@@ -357,6 +357,101 @@ static void test_schemes(void **state)
     }
 }
 
+#define IN(weights, in)                                                                                      \
+    ", \"quantization_config\": {\"quant_method\": \"compressed-tensors\", \"format\": \"any\", "            \
+    "\"config_groups\": "                                                                                    \
+    "{\"group_0\": {\"targets\": [\"Linear\"], \"weights\": {" weights "}, \"input_activations\": {" in      \
+    "}}}}"
+#define W8F  "\"num_bits\": 8, \"type\": \"float\", \"strategy\": \"channel\""
+#define W8I  "\"num_bits\": 8, \"type\": \"int\", \"strategy\": \"channel\""
+#define W4F  "\"num_bits\": 4, \"type\": \"float\", \"group_size\": 16"
+#define LIVE "\"dynamic\": true"
+
+/* What a release asks of activations, and what products get of it: nothing, unless asked. */
+static void test_activations(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *config, *beside;
+        uint32_t format;
+    } cases[] = {
+        {"", NULL, D0_X_EXACT},
+        {IN(W8I, "\"num_bits\": 8, \"type\": \"int\", \"strategy\": \"token\", " LIVE), NULL, D0_X_I8_TOKEN},
+        {IN(W8I, "\"num_bits\": 8, \"type\": \"int\", \"strategy\": \"tensor\", \"dynamic\": false"), NULL,
+         D0_X_I8_STATIC},
+        {IN(W8I, "\"num_bits\": 8, \"type\": \"int\", \"strategy\": \"token\", \"symmetric\": false, " LIVE),
+         NULL, QUANT_X_UNKNOWN},
+        {IN(W8I, "\"num_bits\": 8, \"type\": \"int\", \"strategy\": \"tensor\", " LIVE), NULL,
+         QUANT_X_UNKNOWN},
+        {IN(W8F, "\"num_bits\": 8, \"type\": \"float\", \"strategy\": \"token\", " LIVE), NULL,
+         D0_X_F8_TOKEN},
+        {IN(W8F, "\"num_bits\": 8, \"type\": \"float\", \"strategy\": \"tensor\""), NULL, D0_X_F8_STATIC},
+        {IN(W8F, "\"num_bits\": 8, \"type\": \"float\", \"strategy\": \"group\", \"group_size\": 128, " LIVE),
+         NULL, D0_X_F8_BLOCK},
+        {IN(W4F, "\"num_bits\": 4, \"type\": \"float\", \"strategy\": \"tensor_group\", \"group_size\": 16, "
+                 "\"dynamic\": \"local\""),
+         NULL, D0_X_F4_NV},
+        {FP8 "}", NULL, D0_X_F8_BLOCK},
+        {FP8 ", \"scale_fmt\": \"ue8m0\"}", NULL, D0_X_F8_BLOCK_POWER},
+        {FP8 ", \"activation_scheme\": \"static\"}", NULL, QUANT_X_UNKNOWN},
+        {", \"quantization_config\": {\"quant_method\": \"fp8\", \"activation_scheme\": \"dynamic\"}", NULL,
+         D0_X_F8_TOKEN},
+        {", \"quantization_config\": {\"quant_method\": \"fbgemm_fp8\", \"activation_scale_ub\": 1200}", NULL,
+         QUANT_X_UNKNOWN},
+        {"", "{\"quantization\": {\"quant_algo\": \"NVFP4\"}}", D0_X_F4_NV},
+        {"", "{\"quantization\": {\"quant_algo\": \"W4A16_NVFP4\"}}", D0_X_EXACT},
+        {"", "{\"quantization\": {\"quant_algo\": \"FP8\"}}", D0_X_F8_STATIC},
+        {"", "{\"quantization\": {\"quant_algo\": \"FP8_PB_WO\"}}", D0_X_EXACT},
+        {"", "{\"quantization\": {\"quant_algo\": \"MXFP8\"}}", D0_X_F8_MX},
+        {", \"quantization_config\": {\"quant_method\": \"gptq\", \"bits\": 4}", NULL, D0_X_EXACT},
+    };
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        struct model m;
+        struct err e = {0};
+        open_model(&m, cases[i].config, cases[i].beside, NULL, NULL);
+        uint32_t have = weight_named(&m, "q_proj")->form.x_format;
+        if (have != cases[i].format || weight_named(&m, "experts.%d.down_proj")->form.x_format != have)
+            fail_msg("%s %s: %u", cases[i].config, cases[i].beside ? cases[i].beside : "", have);
+        uint32_t got = D0_X_EXACT, plain = 0;
+        for (uint32_t k = 0; k < m.s->graph->n_nodes; k++) /* not asked yet */
+            assert_int_equal(node_attr_i(&m.s->graph->nodes[k], D0_ATTR_X_FORMAT, 0), D0_X_EXACT);
+        int rc = spec_set_activations(m.s, m.c, ACTIVATIONS_RELEASED, &e);
+        const struct tensor_rounding *r = tensor_rounding(have);
+        if (have == QUANT_X_UNKNOWN) {
+            assert_int_equal(rc, ERR_UNSUPPORTED);
+            assert_non_null(strstr(e.message, "q_proj"));
+        } else if (r && tensor_rounding_given(r)) {
+            assert_int_equal(rc, ERR_MISSING);
+        } else {
+            assert_int_equal(rc, 0);
+            for (uint32_t k = 0; k < m.s->graph->n_nodes; k++) {
+                const struct d0_node *n = &m.s->graph->nodes[k];
+                uint32_t x = (uint32_t)node_attr_i(n, D0_ATTR_X_FORMAT, 0);
+                got = x ? x : got;
+                plain += n->op == D0_OP_LINEAR && x == 0; /* the router, which is no quantised weight */
+            }
+            assert_int_equal(got, have);
+            assert_true(plain > 0);
+            assert_int_equal(graph_verify(m.s->graph, &e), 0);
+        }
+        close_model(&m);
+    }
+    struct model m;
+    struct err e = {0};
+    open_model(&m, "", "{\"quantization\": {\"quant_algo\": \"NVFP4\"}}", "nvfp4", "nvfp4");
+    assert_int_equal(spec_set_activations(m.s, m.c, ACTIVATIONS_RELEASED, &e),
+                     ERR_MISMATCH); /* scales of 0 */
+    close_model(&m);
+    open_model(&m, "", NULL, "bf16", "bf16");
+    assert_int_equal(spec_set_activations(m.s, m.c, ACTIVATIONS_BF16, &e), 0);
+    for (uint32_t k = 0; k < m.s->graph->n_nodes; k++) {
+        uint32_t op = m.s->graph->nodes[k].op;
+        assert_int_equal(node_attr_i(&m.s->graph->nodes[k], D0_ATTR_X_FORMAT, 0),
+                         op == D0_OP_LINEAR || op == D0_OP_EXPERTS ? D0_X_BF16 : D0_X_EXACT);
+    }
+    close_model(&m);
+}
+
 static void test_disagreements(void **state)
 {
     (void)state;
@@ -480,7 +575,7 @@ int main(void)
         cmocka_unit_test(test_matches),       cmocka_unit_test(test_bounded),
         cmocka_unit_test(test_parts),         cmocka_unit_test(test_schemes),
         cmocka_unit_test(test_disagreements), cmocka_unit_test(test_graph_values),
-        cmocka_unit_test(test_places),
+        cmocka_unit_test(test_places),        cmocka_unit_test(test_activations),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

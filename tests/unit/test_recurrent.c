@@ -807,7 +807,7 @@ static void test_verification(void **state)
             fail_msg("%s: ran %d, relative L2 %g, %s", pieces[i].name, pieces[i].ran, pieces[i].relative_l2,
                      pieces[i].why);
     }
-    ok(verify_bits(&d, m.s, m.c, ids, 90, &bits, &m.f, &m.d0, &e), &e);
+    ok(verify_bits(&d, m.s, m.c, ids, 90, fusions_exact(), &bits, &m.f, &m.d0, &e), &e);
     assert_true(bits.ran && bits.cases >= 6);
     if (bits.equal != bits.cases)
         fail_msg("%s", bits.first_difference);

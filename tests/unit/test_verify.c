@@ -441,13 +441,13 @@ static void test_bits(void **state)
         if (!isa_runs(isas[k]))
             continue;
         open_dir(&o, model, isas[k]);
-        ok(verify_bits(&o.d, o.s, o.c, ids, 100, &x, &o.f, &o.d0, &e), &e);
+        ok(verify_bits(&o.d, o.s, o.c, ids, 100, fusions_exact(), &x, &o.f, &o.d0, &e), &e);
         print_findings(&o.f);
         assert_true(x.ran);
         assert_int_equal(x.cases, 6);
         assert_int_equal(x.equal, 6);
         assert_int_equal(o.f.n, 0);
-        ok(verify_bits(&o.d, o.s, o.c, ids, 1, &x, &o.f, &o.d0, &e), &e);
+        ok(verify_bits(&o.d, o.s, o.c, ids, 1, 0, &x, &o.f, &o.d0, &e), &e);
         assert_int_equal(x.equal, x.cases);
         close_dir(&o);
     }
@@ -660,7 +660,7 @@ static void test_trained_model(void **state)
         assert_int_equal(x.greedy_tokens, 200);
         assert_int_equal(x.greedy_equal, 200);
         assert_int_equal(o.f.n, 0);
-        ok(verify_bits(&o.d, o.s, o.c, r->ids, r->n_ids, &bits, &o.f, &o.d0, &e), &e);
+        ok(verify_bits(&o.d, o.s, o.c, r->ids, r->n_ids, 0, &bits, &o.f, &o.d0, &e), &e);
         assert_int_equal(bits.equal, bits.cases);
         close_dir(&o);
     }

@@ -171,6 +171,7 @@ struct expert {
     double *total, *sum; /* [d]: of all slots; [the longest row]: of one product */
     float *row, *x, *h;  /* a row of weights; [d], [inter]: what goes in, what is between */
     float *products;     /* [2 * inter] or [d] */
+    const struct tensor_rounding *rounding; /* of x and h; NULL: none */
 };
 
 /* out[j] = float32 of w[j] . x, and its bias, for rows j of matrix e of input i, which is [E, n, k] */
@@ -243,7 +244,11 @@ static void add_slot(const struct kern_args *a, const struct expert *m, const fl
     }
     for (size_t c = 0; c < m->d; c++)
         m->x[c] = inside ? weight * x[c] : x[c];
+    if (m->rounding)
+        tensor_round_row(m->rounding, (float)a->attr[D0_ATTR_X_SCALE].f, m->x, m->d, m->x);
     inner(a, m);
+    if (m->rounding)
+        tensor_round_row(m->rounding, (float)a->attr[D0_ATTR_H_SCALE].f, m->h, m->inter, m->h);
     product(a, m, 3, 8, m->d, m->inter, m->h, m->products);
     for (size_t c = 0; c < m->d; c++)
         m->total[c] += (inside ? 1.0 : (double)weight) * (double)m->products[c];
@@ -263,7 +268,8 @@ void ref_experts(const struct kern_args *a, size_t first, size_t last, unsigned 
                        .row = row,
                        .x = row + wide,
                        .h = row + 2 * wide,
-                       .products = row + 3 * wide};
+                       .products = row + 3 * wide,
+                       .rounding = tensor_rounding(a->attr[D0_ATTR_X_FORMAT].i)};
     for (size_t t = first; t < last; t++) {
         const int32_t *ids = (const int32_t *)a->in[1] + t * slots; /* [T, slots] */
         const float *weights = (const float *)a->in[2] + t * slots; /* [T, slots] */

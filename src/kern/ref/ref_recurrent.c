@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Definitions of the operators with a state of fixed size for each sequence: short_conv, delta_rule. One row
- * after the other, in the order of the step: the recurrent form is the definition. A row at position 0 starts
- * from zero, whatever its slot held.
+ * after the other, in the order of the step: the recurrent form is the definition, and what `form` asks for
+ * is the same value. A row at position 0 starts from zero, whatever its slot held.
  */
 #include "kern/ref/ref_recurrent.h"
 
@@ -99,9 +99,10 @@ static void delta_step(const struct ref_delta *d, float *S, const double *decay,
         }
 }
 
-static void delta_row(const struct kern_args *a, const struct ref_delta *d, size_t t, size_t h, float *S,
-                      void *room)
+static void delta_row(const struct kern_args *a, const struct ref_delta *d, size_t t, size_t n, size_t h,
+                      float *S, void *room)
 {
+    (void)n; /* one */
     double *scratch = room;
     const float *q = a->in[0], *k = a->in[1], *v = a->in[2], *g = a->in[3], *beta = a->in[4];
     size_t head = h * d->heads / d->v_heads;
@@ -124,27 +125,41 @@ static void delta_row(const struct kern_args *a, const struct ref_delta *d, size
         ((float *)a->out[0])[(t * d->v_heads + h) * d->v_dim + j] = (float)o[j];
 }
 
-void ref_delta_walk(const struct kern_args *a, size_t first, size_t last, unsigned thread, ref_delta_row *row)
+/* Rows from t on that go on with the state of row t, at most `most`; none starts anew but row t. */
+static size_t rows_of_slot(const struct ref_slots *slots, size_t t, size_t rows, size_t most)
+{
+    size_t n = 1;
+    int64_t slot = ref_slot(slots, t);
+    while (n < most && t + n < rows && ref_slot(slots, t + n) == slot && slots->positions[t + n] > 0)
+        n++;
+    return n;
+}
+
+void ref_delta_walk(const struct kern_args *a, size_t first, size_t last, unsigned thread, size_t most,
+                    ref_delta_rows *rows)
 {
     struct ref_delta d = ref_delta_of(a);
     struct ref_slots slots = ref_slots_of(a, 7, 8);
     void *scratch = (unsigned char *)a->scratch + (size_t)thread * a->scratch_bytes;
     float *states = a->state[0], *out = a->out[0]; /* [slots, v_heads, dim, v_dim], [T, v_heads * v_dim] */
-    size_t n = d.dim * d.v_dim;
+    size_t size = d.dim * d.v_dim;
     for (size_t h = first; h < last; h++)
-        for (size_t t = 0; t < (size_t)a->n_rows; t++) {
+        for (size_t t = 0, n = 1; t < (size_t)a->n_rows; t += n) {
             int64_t slot = ref_slot(&slots, t);
-            float *S = slot < 0 ? NULL : states + ((size_t)slot * d.v_heads + h) * n;
-            for (size_t j = 0; !S && j < d.v_dim; j++)
-                out[(t * d.v_heads + h) * d.v_dim + j] = NAN;
-            if (S && slots.positions[t] == 0)
-                memset(S, 0, n * sizeof *S);
-            if (S)
-                row(a, &d, t, h, S, scratch);
+            n = slot < 0 ? 1 : rows_of_slot(&slots, t, (size_t)a->n_rows, most);
+            if (slot < 0) {
+                for (size_t j = 0; j < d.v_dim; j++)
+                    out[(t * d.v_heads + h) * d.v_dim + j] = NAN;
+                continue;
+            }
+            float *S = states + ((size_t)slot * d.v_heads + h) * size;
+            if (slots.positions[t] == 0)
+                memset(S, 0, size * sizeof *S);
+            rows(a, &d, t, n, h, S, scratch);
         }
 }
 
 void ref_delta_rule(const struct kern_args *a, size_t first, size_t last, unsigned thread)
 {
-    ref_delta_walk(a, first, last, thread, delta_row);
+    ref_delta_walk(a, first, last, thread, 1, delta_row);
 }

@@ -53,14 +53,15 @@ static inline struct ref_delta ref_delta_of(const struct kern_args *a)
 /* Items: one value head (DELTA_RULE), all rows in order; channels are kern_items_columns (SHORT_CONV). */
 size_t ref_items_value_heads(const struct kern_args *a);
 
-/* One row t of value head h on its state S [dim, v_dim]; scratch of the thread, of whatever type the variant
- * uses. */
-typedef void ref_delta_row(const struct kern_args *a, const struct ref_delta *d, size_t t, size_t h, float *S,
-                           void *scratch);
-/* All rows of value heads first..last-1 in order, on the states of their slots: zero at position 0, a row of
- * NaN where there is no such slot. What every variant has in common. */
-void ref_delta_walk(const struct kern_args *a, size_t first, size_t last, unsigned thread,
-                    ref_delta_row *row);
+/* Rows t .. t+n-1 of value head h on its state S [dim, v_dim]; scratch of the thread, of whatever type the
+ * variant uses. */
+typedef void ref_delta_rows(const struct kern_args *a, const struct ref_delta *d, size_t t, size_t n,
+                            size_t h, float *S, void *scratch);
+/* All rows of value heads first..last-1 in order, up to `most` neighbours of one sequence at a time, on the
+ * states of their slots: zero at position 0, a row of NaN where there is no such slot. What every variant has
+ * in common. */
+void ref_delta_walk(const struct kern_args *a, size_t first, size_t last, unsigned thread, size_t most,
+                    ref_delta_rows *rows);
 
 void ref_short_conv(const struct kern_args *a, size_t first, size_t last, unsigned thread);
 void ref_delta_rule(const struct kern_args *a, size_t first, size_t last, unsigned thread);

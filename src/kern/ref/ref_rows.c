@@ -43,11 +43,15 @@ float ref_tree_sum(float *part, size_t n)
 
 void ref_linear(const struct kern_args *a, size_t first, size_t last, unsigned thread)
 {
-    const float *x = a->in[0];            /* [n_rows, k] */
+    const float *x = kern_rows(a);        /* [n_rows, k] */
     const unsigned char *bias = a->in[2]; /* [n] or NULL */
     float *out = a->out[0];               /* [n_rows, n] */
     size_t k = (size_t)a->k, n_segments = a->segments > 1 ? (size_t)a->segments : 1, length = k / n_segments;
     float *w = (float *)((unsigned char *)a->scratch + (size_t)thread * a->scratch_bytes); /* [k] */
+    if (a->phase == 0) {
+        kern_round_rows(a, first, last);
+        return;
+    }
     for (size_t j = first; j < last; j++) {
         ref_row(a, 1, j, k, w);
         for (size_t t = 0; t < (size_t)a->n_rows; t++) {
@@ -66,11 +70,15 @@ void ref_linear(const struct kern_args *a, size_t first, size_t last, unsigned t
 
 void ref_group_linear(const struct kern_args *a, size_t first, size_t last, unsigned thread)
 {
-    const float *x = a->in[0]; /* [n_rows, groups * k] */
-    float *out = a->out[0];    /* [n_rows, groups * columns] */
+    const float *x = kern_rows(a); /* [n_rows, groups * k] */
+    float *out = a->out[0];        /* [n_rows, groups * columns] */
     size_t groups = a->attr[D0_ATTR_GROUPS].i > 1 ? (size_t)a->attr[D0_ATTR_GROUPS].i : 1,
            k = (size_t)a->k / groups, columns = (size_t)a->n / groups;
     float *w = (float *)((unsigned char *)a->scratch + (size_t)thread * a->scratch_bytes); /* [k] */
+    if (a->phase == 0) {
+        kern_round_rows(a, first, last);
+        return;
+    }
     for (size_t j = first; j < last; j++) {
         ref_row(a, 1, j, k, w);
         for (size_t t = 0; t < (size_t)a->n_rows; t++) {

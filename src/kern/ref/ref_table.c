@@ -29,6 +29,26 @@ static size_t group_row_scratch(const struct kern_args *a)
     return (size_t)(a->k / (a->attr[D0_ATTR_GROUPS].i > 1 ? a->attr[D0_ATTR_GROUPS].i : 1)) * sizeof(float);
 }
 
+/* The fused operators: the definitions above, one after the other. */
+#define FUSED(name)      fused_##name
+#define FUSED_TEXT(name) "ref_" #name
+#define FUSED_OP(name)   ref_##name
+#define FUSED_STORE      ref_kv_store
+#define FUSED_SCRATCH(a) row_scratch(a)
+#define FUSED_GRAIN      8
+#include "kern/fused_tmpl.h"
+
+#define PRODUCT(OP, dtype, name, fn, scratch)                                                                \
+    {                                                                                                        \
+        D0_OP_##OP, dtype, KERN_REF, name, fn, kern_items_products, 8, scratch, kern_shared_rows, 2          \
+    }
+#define PRODUCTS(OP, fn, scratch)                                                                            \
+    PRODUCT(OP, D0_F32, #fn "_f32", fn, scratch), PRODUCT(OP, D0_BF16, #fn "_bf16", fn, scratch),            \
+        PRODUCT(OP, D0_F16, #fn "_f16", fn, scratch), PRODUCT(OP, D0_F8_E4M3, #fn "_f8_e4m3", fn, scratch),  \
+        PRODUCT(OP, D0_F8_E5M2, #fn "_f8_e5m2", fn, scratch), PRODUCT(OP, D0_F4, #fn "_f4", fn, scratch),    \
+        PRODUCT(OP, D0_I8, #fn "_i8", fn, scratch), PRODUCT(OP, D0_U8, #fn "_u8", fn, scratch),              \
+        PRODUCT(OP, D0_U4, #fn "_u4", fn, scratch)
+
 #define BY_TYPE(OP, fn, items, grain, scratch)                                                               \
     {D0_OP_##OP, D0_F32, KERN_REF, #fn "_f32", fn, items, grain, scratch},                                   \
         {D0_OP_##OP, D0_BF16, KERN_REF, #fn "_bf16", fn, items, grain, scratch},                             \
@@ -49,8 +69,7 @@ static size_t group_row_scratch(const struct kern_args *a)
 
 static const struct kern_variant variants[] = {
     BY_TYPE(EMBED, ref_embed, kern_items_rows, 1, NULL),
-    BY_TYPE(LINEAR, ref_linear, kern_items_columns, 8, row_scratch),
-    BY_CODE(LINEAR, ref_linear, kern_items_columns, 8, row_scratch),
+    PRODUCTS(LINEAR, ref_linear, row_scratch),
     {D0_OP_RMS_NORM, 0, KERN_REF, "ref_rms_norm", ref_rms_norm, kern_items_rows, 1, NULL},
     {D0_OP_ADD, 0, KERN_REF, "ref_add", ref_add, kern_items_elements, 4096, NULL},
     {D0_OP_ROPE_TABLE, 0, KERN_REF, "ref_rope_table", ref_rope_table, kern_items_rows, 8, NULL},
@@ -71,8 +90,7 @@ static const struct kern_variant variants[] = {
     {D0_OP_CONCAT, 0, KERN_REF, "ref_concat", ref_concat, kern_items_rows, 4, NULL},
     {D0_OP_LAYER_NORM, 0, KERN_REF, "ref_layer_norm", ref_layer_norm, kern_items_rows, 1, NULL},
     {D0_OP_GATED_NORM, 0, KERN_REF, "ref_gated_norm", ref_gated_norm, kern_items_rows, 1, NULL},
-    BY_TYPE(GROUP_LINEAR, ref_group_linear, kern_items_columns, 8, group_row_scratch),
-    BY_CODE(GROUP_LINEAR, ref_group_linear, kern_items_columns, 8, group_row_scratch),
+    PRODUCTS(GROUP_LINEAR, ref_group_linear, group_row_scratch),
     {D0_OP_POSITION_SCALE, 0, KERN_REF, "ref_position_scale", ref_position_scale, kern_items_rows, 4, NULL},
     BY_TYPE(INDEX_TOPK, ref_index_topk, kern_items_rows, 1, ref_index_scratch),
     BY_TYPE(POOL_KV, ref_pool_kv, ref_pool_kv_items, 1, ref_pool_kv_scratch),
@@ -84,6 +102,7 @@ static const struct kern_variant variants[] = {
     {D0_OP_SHORT_CONV, 0, KERN_REF, "ref_short_conv", ref_short_conv, kern_items_columns, 64, NULL},
     {D0_OP_DELTA_RULE, 0, KERN_REF, "ref_delta_rule", ref_delta_rule, ref_items_value_heads, 1,
      ref_delta_scratch},
+    FUSED_VARIANTS(KERN_REF),
 };
 
 const struct kern_table kern_ref_table = {variants, ARRAY_LEN(variants)};

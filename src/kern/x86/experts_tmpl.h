@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * EXPERTS, compiled once per instruction set, in three phases. (0) Pairs of token and slot are grouped by
- * expert. (1) Per inner column: gate and up of all experts for their tokens, and the activation. (2) Per
- * output column: down of all experts, then the sum over the slots of each token in their order. A row of an
- * expert's matrix belongs to one column, so it is read once a step, by one thread, and only if a token chose
- * the expert.
+ * EXPERTS, compiled once per instruction set, in four phases. (0) Pairs of token and slot get their places:
+ * as they come, one by one (as defined), or grouped by expert (attribute `form` 1); rows of x are rounded, if
+ * they are to be. (1) Per inner column: gate and up of all experts for their tokens, and the activation. (2)
+ * Rows of inner values are rounded, if they are to be. (3) Per output column: down of all experts, then the
+ * sum over the slots of each token in their order. A row of an expert's matrix belongs to one column, so
+ * where pairs are grouped it is read once a step, by one thread, and only if a token chose the expert.
  *
  * Products run in the tiles of LINEAR, in its order along K: a token has the same bits whoever else chose the
  * expert. Few tokens of one expert: rows as they are stored, widened in registers. Many, or turned matrices:
@@ -26,16 +27,20 @@
 /* ---- sizes and memory ---------------------------------------------------------------------------------- */
 
 struct NAME(moe) {
-    size_t d, inter, n, slots, pairs; /* widths; experts; slots of a token; pairs of token and slot */
-    bool turned;                      /* matrices are stored [E, K, N] */
-    bool coded;                       /* some matrix is stored as codes */
-    struct NAME(wide) wide[2];        /* of rows of d and of inter values */
-    size_t columns[2];                /* of a block of many tokens: inner, output */
+    size_t d, inter, n, slots, pairs;       /* widths; experts; slots of a token; pairs of token and slot */
+    bool turned;                            /* matrices are stored [E, K, N] */
+    bool coded;                             /* some matrix is stored as codes */
+    bool grouped;                           /* by expert; else each pair for itself */
+    const struct tensor_rounding *rounding; /* of what goes into a product; NULL: none */
+    size_t rounded_rows;
+    struct NAME(wide) wide[2]; /* of rows of d and of inter values */
+    size_t columns[2];         /* of a block of many tokens: inner, output */
     /* shared by the phases */
     int32_t *begin; /* [n + 1] first place of each expert */
     int32_t *order; /* [pairs] the pair at each place */
     int32_t *place; /* [pairs] */
     float *h;       /* [pairs, inter] by place */
+    float *rounded; /* [T, d], or [pairs, d] where the router's weight is in them; only if rounded */
     /* of this thread */
     unsigned char *widened;
     struct NAME(state) * state;
@@ -56,8 +61,12 @@ static struct NAME(moe) NAME(moe_sizes)(const struct kern_args *a)
                           .n = (size_t)a->in_dims[3][0],
                           .slots = (size_t)a->in_dims[1][1],
                           .turned = a->attr[D0_ATTR_TRANSPOSED].i != 0,
-                          .coded = a->in_form[3] || a->in_form[4] || a->in_form[5]};
+                          .coded = a->in_form[3] || a->in_form[4] || a->in_form[5],
+                          .grouped = a->attr[D0_ATTR_FORM].i == 1};
     m.pairs = (size_t)a->n_rows * m.slots;
+    m.rounding = tensor_rounding(a->attr[D0_ATTR_X_FORMAT].i);
+    if (m.rounding)
+        m.rounded_rows = a->attr[D0_ATTR_INPUT_WEIGHTED].i ? m.pairs : (size_t)a->n_rows;
     m.wide[0] = NAME(wide_sizes)(m.d, 1);
     m.wide[1] = NAME(wide_sizes)(m.inter, 1);
     size_t half = m.wide[0].tiles / 2 ? m.wide[0].tiles / 2 : 1; /* gate and up share the room */
@@ -103,10 +112,11 @@ static size_t NAME(experts_scratch)(const struct kern_args *a)
 static size_t NAME(experts_shared)(const struct kern_args *a)
 {
     struct NAME(moe) m = NAME(moe_sizes)(a);
-    size_t ints = NAME(line)((m.n + 1 + 2 * m.pairs) * sizeof(int32_t)), values;
-    if (__builtin_mul_overflow(m.pairs * sizeof(float), m.inter, &values) || values > SIZE_MAX / 4)
+    size_t ints = NAME(line)((m.n + 1 + 2 * m.pairs) * sizeof(int32_t)), values, rounded;
+    if (__builtin_mul_overflow(m.pairs * sizeof(float), m.inter, &values) || values > SIZE_MAX / 8 ||
+        __builtin_mul_overflow(m.rounded_rows * sizeof(float), m.d, &rounded) || rounded > SIZE_MAX / 8)
         return SIZE_MAX / 2; /* what nobody can give */
-    return ints + values;
+    return ints + NAME(line)(values) + rounded;
 }
 
 static struct NAME(moe) NAME(moe_of)(const struct kern_args *a, unsigned thread)
@@ -117,6 +127,7 @@ static struct NAME(moe) NAME(moe_of)(const struct kern_args *a, unsigned thread)
     m.order = m.begin + m.n + 1;
     m.place = m.order + m.pairs;
     m.h = (float *)((unsigned char *)a->shared + NAME(line)((m.n + 1 + 2 * m.pairs) * sizeof(int32_t)));
+    m.rounded = (float *)((unsigned char *)m.h + NAME(line)(m.pairs * m.inter * sizeof(float)));
     m.widened = mine;
     m.state = (struct NAME(state) *)(mine + NAME(widened_bytes)(&m));
     mine += NAME(widened_bytes)(&m) + NAME(state_bytes)(&m);
@@ -130,7 +141,17 @@ static size_t NAME(experts_items)(const struct kern_args *a)
 {
     if (a->n_rows == 0)
         return 0;
-    return a->phase == 0 ? 1 : a->phase == 1 ? (size_t)a->attr[D0_ATTR_INTER].i : (size_t)a->k;
+    struct NAME(moe) m = NAME(moe_sizes)(a);
+    switch (a->phase) {
+    case 0:
+        return 1 + m.rounded_rows;
+    case 1:
+        return m.inter;
+    case 2:
+        return m.rounding ? m.pairs : 0;
+    default:
+        return m.d;
+    }
 }
 
 /* ---- products ------------------------------------------------------------------------------------------ */
@@ -303,9 +324,9 @@ static bool NAME(many)(const struct NAME(moe) * m, size_t tokens)
     return m->coded || tokens > (m->turned ? TURNED_TOKENS : DIRECT_TOKENS);
 }
 
-/* ---- phase 0: pairs by expert -------------------------------------------------------------------------- */
+/* ---- phase 0: places of pairs -------------------------------------------------------------------------- */
 
-static void NAME(experts_group)(const struct kern_args *a, const struct NAME(moe) * m)
+static void NAME(experts_place)(const struct kern_args *a, const struct NAME(moe) * m)
 {
     const int32_t *ids = a->in[1]; /* [pairs] */
     int64_t known = (int64_t)m->n, all = known + a->attr[D0_ATTR_ZERO].i;
@@ -314,8 +335,12 @@ static void NAME(experts_group)(const struct kern_args *a, const struct NAME(moe
         m->place[i] = ids[i] < 0 || ids[i] >= all ? NO_EXPERT : IDENTITY;
         if (ids[i] >= 0 && ids[i] < known)
             m->begin[ids[i] + 1]++;
-        m->order[i] = 0;
+        m->order[i] = (int32_t)i;
+        if (!m->grouped && ids[i] >= 0 && ids[i] < known)
+            m->place[i] = (int32_t)i;
     }
+    if (!m->grouped)
+        return;
     for (size_t e = 0; e < m->n; e++)
         m->begin[e + 1] += m->begin[e];
     for (size_t i = 0; i < m->pairs; i++)
@@ -326,6 +351,28 @@ static void NAME(experts_group)(const struct kern_args *a, const struct NAME(moe
     for (size_t e = m->n; e > 0; e--) /* each begin has moved to the next one's */
         m->begin[e] = m->begin[e - 1];
     m->begin[0] = 0;
+}
+
+/* Row i of those that are rounded: of a token, or of a pair and weighted. */
+static void NAME(round_x)(const struct kern_args *a, const struct NAME(moe) * m, size_t i)
+{
+    bool weighted = a->attr[D0_ATTR_INPUT_WEIGHTED].i != 0;
+    const float *x = (const float *)a->in[0] + (weighted ? i / m->slots : i) * m->d;
+    float *to = m->rounded + i * m->d;
+    for (size_t c = 0; c < m->d && weighted; c++)
+        to[c] = ((const float *)a->in[2])[i] * x[c];
+    tensor_round_row(m->rounding, (float)a->attr[D0_ATTR_X_SCALE].f, weighted ? to : x, m->d, to);
+}
+
+/* ---- phase 2: inner values ----------------------------------------------------------------------------- */
+
+static void NAME(round_h)(const struct kern_args *a, const struct NAME(moe) * m, size_t first, size_t last)
+{
+    size_t live = (size_t)m->begin[m->n]; /* grouped: places past it are nobody's */
+    for (size_t i = first; i < last; i++)
+        if (m->grouped ? i < live : m->place[i] >= 0)
+            tensor_round_row(m->rounding, (float)a->attr[D0_ATTR_H_SCALE].f, m->h + i * m->inter, m->inter,
+                             m->h + i * m->inter);
 }
 
 /* ---- phase 1: inner columns ---------------------------------------------------------------------------- */
@@ -361,6 +408,14 @@ static const float *NAME(gather)(const struct kern_args *a, const struct NAME(mo
 {
     const float *x = a->in[0], *weights = a->in[2];
     bool weighted = a->attr[D0_ATTR_INPUT_WEIGHTED].i != 0;
+    if (m->rounding) {
+        for (size_t i = 0; i < tokens; i++) {
+            size_t pair = (size_t)m->order[from + i];
+            memcpy(m->x + i * m->d, m->rounded + (weighted ? pair : pair / m->slots) * m->d,
+                   m->d * sizeof *m->x);
+        }
+        return m->x;
+    }
     if (tokens == 1 && !weighted)
         return x + (size_t)m->order[from] / m->slots * m->d;
     for (size_t i = 0; i < tokens; i++) {
@@ -403,10 +458,10 @@ static void NAME(inner_activate)(const struct kern_args *a, const struct NAME(mo
     }
 }
 
-static void NAME(inner_expert)(const struct kern_args *a, const struct NAME(moe) * m, size_t e, size_t first,
-                               size_t last)
+/* Inner columns first..last of expert e for the pairs at places begin..end. */
+static void NAME(inner_expert)(const struct kern_args *a, const struct NAME(moe) * m, size_t e, size_t begin,
+                               size_t end, size_t first, size_t last)
 {
-    size_t begin = (size_t)m->begin[e], end = (size_t)m->begin[e + 1];
     bool many = NAME(many)(m, end - begin);
     size_t block = many ? m->columns[0] : INNER_COLUMNS, pass = many ? PASS_TOKENS : end - begin;
     const float *x = many ? NULL : NAME(gather)(a, m, begin, pass);
@@ -428,12 +483,12 @@ static void NAME(inner_expert)(const struct kern_args *a, const struct NAME(moe)
     }
 }
 
-/* ---- phase 2: output columns --------------------------------------------------------------------------- */
+/* ---- phase 3: output columns --------------------------------------------------------------------------- */
 
-static void NAME(outer_expert)(const struct kern_args *a, const struct NAME(moe) * m, size_t e, size_t first,
-                               size_t count)
+/* Outputs first.. of expert e for the pairs at places begin..end. */
+static void NAME(outer_expert)(const struct kern_args *a, const struct NAME(moe) * m, size_t e, size_t begin,
+                               size_t end, size_t first, size_t count)
 {
-    size_t begin = (size_t)m->begin[e], end = (size_t)m->begin[e + 1];
     bool many = NAME(many)(m, end - begin);
     size_t pass = many ? PASS_TOKENS : end - begin, block = many ? m->wide[1].tiles * TILE_ROWS : count;
     for (size_t j = 0; j < count; j += block) {
@@ -482,24 +537,41 @@ static void NAME(sum_slots)(const struct kern_args *a, const struct NAME(moe) * 
     (inside ? 1.0f : weights[k], m->slot + (size_t)place[k] * m->columns[1], count, out);
 }
 
+/* Columns first.. of one phase for the pairs at places begin..end, all of expert e. */
+static void NAME(experts_pairs)(const struct kern_args *a, const struct NAME(moe) * m, size_t e, size_t begin,
+                                size_t end, size_t first, size_t count)
+{
+    if (a->phase == 1)
+        NAME(inner_expert)(a, m, e, begin, end, first, first + count);
+    else
+        NAME(outer_expert)(a, m, e, begin, end, first, count);
+}
+
 static void NAME(experts)(const struct kern_args *a, size_t first, size_t last, unsigned thread)
 {
+    const int32_t *ids = a->in[1]; /* [pairs] */
     struct NAME(moe) m = NAME(moe_of)(a, thread);
     if (a->phase == 0) {
-        NAME(experts_group)(a, &m);
+        if (first == 0)
+            NAME(experts_place)(a, &m);
+        for (size_t i = first ? first : 1; i < last; i++)
+            NAME(round_x)(a, &m, i - 1);
+        return;
+    }
+    if (a->phase == 2) {
+        NAME(round_h)(a, &m, first, last);
         return;
     }
     size_t block = a->phase == 1 ? last - first : m.columns[1];
     for (size_t j = first; j < last; j += block) {
         size_t count = last - j < block ? last - j : block;
-        for (size_t e = 0; e < m.n; e++)
-            if (m.begin[e] == m.begin[e + 1])
-                continue;
-            else if (a->phase == 1)
-                NAME(inner_expert)(a, &m, e, j, j + count);
-            else
-                NAME(outer_expert)(a, &m, e, j, count);
-        for (size_t t = 0; t < (size_t)a->n_rows && a->phase == 2; t++)
+        for (size_t e = 0; m.grouped && e < m.n; e++)
+            if (m.begin[e] != m.begin[e + 1])
+                NAME(experts_pairs)(a, &m, e, (size_t)m.begin[e], (size_t)m.begin[e + 1], j, count);
+        for (size_t i = 0; !m.grouped && i < m.pairs; i++)
+            if (m.place[i] >= 0)
+                NAME(experts_pairs)(a, &m, (size_t)ids[i], i, i + 1, j, count);
+        for (size_t t = 0; t < (size_t)a->n_rows && a->phase == 3; t++)
             NAME(sum_slots)(a, &m, t, j, count);
     }
 }

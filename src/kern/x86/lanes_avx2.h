@@ -24,6 +24,9 @@
 #define MLA_HEADS   2
 #define MLA_KEYS    2
 #define MLA_VECTORS 2
+/* Products with rows in scratch: rows times vectors of columns are chains in registers. */
+#define TIMES_ROWS    4
+#define TIMES_VECTORS 1
 
 typedef struct {
     __m256 a, b; /* lanes 0..7, 8..15 */

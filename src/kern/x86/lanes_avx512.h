@@ -10,8 +10,10 @@
 #include <stdint.h>
 #include <string.h>
 
+#ifndef ISA
 #define ISA     KERN_AVX512
 #define NAME(x) x##_avx512
+#endif
 /* LINEAR: the outputs of one tile are TOKENS x ROWS chains in registers. */
 #define TILE_TOKENS         6 /* of the wide tile */
 #define TILE_ROWS           4
@@ -24,6 +26,9 @@
 #define MLA_HEADS   4
 #define MLA_KEYS    4
 #define MLA_VECTORS 4
+/* Products with rows in scratch: rows times vectors of columns are chains in registers. */
+#define TIMES_ROWS    8
+#define TIMES_VECTORS 2
 
 typedef __m512 lanes;
 

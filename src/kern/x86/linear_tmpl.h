@@ -9,26 +9,12 @@
  * of W is widened once into scratch, tile by tile in the order of use, and K is cut into blocks so that the
  * part of x in use stays in the first-level cache.
  */
-#define TILE_MAX      24                   /* outputs of the largest tile */
 #define K_BLOCK       1024                 /* elements of K of one block; a multiple of 16 */
 #define WIDE_BYTES    ((size_t)1024 << 10) /* of widened W, as long as that is at least one tile of rows */
 #define WIDE_MAX_ROWS 96
 #define CHUNK_TILES   3  /* tiles of tokens that share one pass over K */
-#define LEVELS        7  /* of the tree over at most 64 segments */
 #define DIRECT_BLOCK  12 /* rows of W that several passes over tokens share */
 #define GRAIN_ROWS    16
-
-/* What one tile carries from one block of K to the next. */
-struct NAME(state) {
-    lanes acc[TILE_MAX];          /* of a segment that is not complete */
-    float sums[LEVELS][TILE_MAX]; /* of complete ones: level l holds a sum of 2^l segments */
-};
-
-/* Literal indices, so that every compiler keeps the arrays of a tile in registers. */
-#define EACH_ROW(DO) DO(0) DO(1) DO(2) DO(3)
-#define EACH_8(DO, i)                                                                                        \
-    DO(i) DO((i + 1)) DO((i + 2)) DO((i + 3)) DO((i + 4)) DO((i + 5)) DO((i + 6)) DO((i + 7))
-#define EACH_OUTPUT(DO) EACH_8(DO, 0) EACH_8(DO, 8) EACH_8(DO, 16)
 
 struct NAME(tile) {
     const float *x;            /* [TOKENS, pitch] */
@@ -75,37 +61,6 @@ INLINE void NAME(chains)(const size_t TOKENS, const size_t ROWS, const float *x,
         NAME(step)(TOKENS, ROWS, x, x_pitch, w, dtype, row_stride, true, length % 16, acc);
 }
 
-#if defined(LANES_SUM16)
-#define AT_ONCE           16
-#define STORE_SUMS(to, x) lanes_store(to, lanes_sum16(x))
-#else
-#define AT_ONCE           8
-#define STORE_SUMS(to, x) _mm256_storeu_ps(to, lanes_sum8(x))
-#endif
-#define SUM_OUTPUT(i)                                                                                        \
-    if (i + AT_ONCE <= n && i % AT_ONCE == 0)                                                                \
-        STORE_SUMS(out + i, acc + i);                                                                        \
-    else if (i >= n / AT_ONCE * AT_ONCE && i % 8 == 0 && i + 8 <= n)                                         \
-        _mm256_storeu_ps(out + i, lanes_sum8(acc + i));                                                      \
-    else if (i >= n / 8 * 8 && i < n)                                                                        \
-        out[i] = lanes_sum(acc[i]);
-
-/* out[i] = lanes_sum(acc[i]) */
-INLINE void NAME(sums)(const lanes *acc, const size_t n, float *out){EACH_OUTPUT(SUM_OUTPUT)}
-
-/* Takes the sums of segment s into the tree of neighbouring pairs: every pair is added as soon as it is
- * there. */
-INLINE void NAME(push)(float (*sums)[TILE_MAX], size_t s, const size_t n, const float *sum)
-{
-    float v[TILE_MAX];
-    size_t level = 0;
-    memcpy(v, sum, n * sizeof *v);
-    for (; s & 1; s >>= 1, level++)
-        for (size_t i = 0; i < n; i++)
-            v[i] = sums[level][i] + v[i];
-    memcpy(sums[level], v, n * sizeof *v);
-}
-
 INLINE void NAME(finish)(const size_t TOKENS, const size_t ROWS, const struct NAME(tile) * t)
 {
     size_t level = (size_t)__builtin_ctzll(t->segments);
@@ -115,16 +70,6 @@ INLINE void NAME(finish)(const size_t TOKENS, const size_t ROWS, const struct NA
             t->out[i * t->n + r] = t->bias ? y + ref_load(t->bias, t->bias_dtype, r) : y;
         }
 }
-
-#define ZERO_OUTPUT(i)                                                                                       \
-    if (i < TOKENS * ROWS)                                                                                   \
-        acc[i] = lanes_zero();
-#define TAKE_OUTPUT(i)                                                                                       \
-    if (i < TOKENS * ROWS)                                                                                   \
-        acc[i] = t->state->acc[i];
-#define KEEP_OUTPUT(i)                                                                                       \
-    if (i < TOKENS * ROWS)                                                                                   \
-        t->state->acc[i] = acc[i];
 
 /* Elements from..to of K; a cut lies between segments or whole steps of sixteen from the segment's start. */
 INLINE void NAME(tile_run)(const size_t TOKENS, const size_t ROWS, const struct NAME(tile) * t,
@@ -383,7 +328,7 @@ static void NAME(linear_wide)(const struct kern_args *a, size_t pitch, size_t fi
         NAME(widen)(a, 1, t.k, &s, t.segments, j, j + rows, scratch);
         t.bias = bias ? bias + j * bias_width : NULL;
         for (size_t i = 0; i < n_tokens; i += chunk) {
-            t.x = (const float *)a->in[0] + i * pitch;
+            t.x = kern_rows(a) + i * pitch;
             t.out = (float *)a->out[0] + i * t.n + j;
             NAME(wide_chunk)(&t, &s, n_tokens - i < chunk ? n_tokens - i : chunk, rows);
         }
@@ -436,7 +381,7 @@ static void NAME(linear_few)(const struct kern_args *a, size_t pitch, size_t fir
             to = NAME(block_end)(k, length, from);
             NAME(widen_block)(a, j, last, length, from, to, few->w);
             for (size_t i = 0; i < n_tokens; i += TILE_TOKENS) {
-                struct NAME(tile) t = {.x = (const float *)a->in[0] + i * pitch,
+                struct NAME(tile) t = {.x = kern_rows(a) + i * pitch,
                                        .w = (const unsigned char *)few->w,
                                        .bias = bias ? bias + j * bias_width : NULL,
                                        .out = (float *)a->out[0] + i * (size_t)a->n + j,
@@ -467,7 +412,7 @@ static void NAME(linear_columns)(const struct kern_args *a, size_t pitch, size_t
         return;
     }
     struct NAME(state) state;
-    struct NAME(tile) t = {.x = a->in[0],
+    struct NAME(tile) t = {.x = kern_rows(a),
                            .w = a->in[1],
                            .bias = a->in[2],
                            .out = a->out[0],
@@ -483,7 +428,10 @@ static void NAME(linear_columns)(const struct kern_args *a, size_t pitch, size_t
 
 static void NAME(linear)(const struct kern_args *a, size_t first, size_t last, unsigned thread)
 {
-    NAME(linear_columns)(a, (size_t)a->k, first, last, thread);
+    if (a->phase == 0)
+        kern_round_rows(a, first, last);
+    else
+        NAME(linear_columns)(a, (size_t)a->k, first, last, thread);
 }
 
 /* ---- groups -------------------------------------------------------------------------------------------- */
@@ -493,7 +441,8 @@ static struct kern_args NAME(group_of)(const struct kern_args *a, size_t groups,
 {
     struct kern_args g = *a;
     g.k = a->k / (int64_t)groups;
-    g.in[0] = (const float *)a->in[0] + group * (size_t)g.k;
+    g.in[0] = kern_rows(a) + group * (size_t)g.k;
+    g.attr[D0_ATTR_X_FORMAT].i = D0_X_EXACT; /* done */
     g.in[2] = NULL;
     g.segments = 1;
     return g;
@@ -515,6 +464,10 @@ static size_t NAME(group_linear_scratch)(const struct kern_args *a)
 static void NAME(group_linear)(const struct kern_args *a, size_t first, size_t last, unsigned thread)
 {
     size_t groups = NAME(groups)(a), columns = (size_t)a->n / groups;
+    if (a->phase == 0) {
+        kern_round_rows(a, first, last);
+        return;
+    }
     for (size_t j = first, end; j < last; j = end) {
         struct kern_args g = NAME(group_of)(a, groups, j / columns);
         end = (j / columns + 1) * columns < last ? (j / columns + 1) * columns : last;

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * MLA in its absorbed form, compiled once per instruction set. An item is a few heads for a few tokens: the
- * rows of kv_b of these heads are widened block by block into scratch, once for all the tokens; each token
- * then walks its latent pages once for all the heads, with the blocks and the online softmax of ATTENTION.
+ * MLA in its absorbed form, the definition, compiled once per instruction set. An item is a few heads for a
+ * few tokens: the rows of kv_b of these heads are widened block by block into scratch, once for all the
+ * tokens; each token then walks its latent pages once for all the heads, with the blocks and the online
+ * softmax of ATTENTION.
  *
  * No grouping changes a bit. An absorbed query adds the rows of Wk in order, each element for itself; a score
  * is one chain of sixteen lanes along [latent, rotated part], a value one such chain along the latent.
@@ -32,6 +33,8 @@ static struct NAME(mla) NAME(mla_sizes)(const struct kern_args *a, void *scratch
                           .latent = (size_t)a->attr[D0_ATTR_LATENT].i};
     m.width = m.latent + m.rope;
     m.pitch = (m.width + 15) / 16 * 16;
+    if (!scratch)
+        return m; /* sizes only */
     m.queries = scratch;
     m.rows = m.queries + MLA_TOKENS * MLA_HEADS * m.pitch;
     m.scores = m.rows + MLA_ROWS * m.pitch;
@@ -40,7 +43,7 @@ static struct NAME(mla) NAME(mla_sizes)(const struct kern_args *a, void *scratch
     return m;
 }
 
-static size_t NAME(mla_scratch)(const struct kern_args *a)
+static size_t NAME(mla_absorbed_scratch)(const struct kern_args *a)
 {
     size_t pitch = (size_t)(a->attr[D0_ATTR_LATENT].i + a->attr[D0_ATTR_ROPE].i + 15) / 16 * 16;
     return ((MLA_TOKENS * MLA_HEADS + MLA_ROWS + MLA_HEADS) * pitch + MLA_HEADS * MLA_SCORES) *
@@ -284,41 +287,20 @@ INLINE void NAME(mla_token)(const size_t HEADS, const struct kern_args *a, const
         }
 }
 
-INLINE void NAME(mla_of_type)(const struct kern_args *a, const uint32_t dtype, size_t first, size_t last,
-                              unsigned thread)
+/* `heads` heads from `head` on for `tokens` tokens, at most MLA_HEADS and MLA_TOKENS. */
+INLINE void NAME(mla_absorbed)(const struct kern_args *a, const struct NAME(mla) * m, const uint32_t dtype,
+                               size_t head, size_t heads, size_t token, size_t tokens)
 {
-    struct NAME(mla) m = NAME(mla_sizes)(a, (unsigned char *)a->scratch + (size_t)thread * a->scratch_bytes);
-    size_t tiles = NAME(mla_tiles)(a), n_tokens = (size_t)a->n_rows;
-    for (size_t item = first; item < last; item++) {
-        size_t head = item / tiles * MLA_HEADS, token = item % tiles * MLA_TOKENS;
-        size_t heads = m.heads - head < MLA_HEADS ? m.heads - head : MLA_HEADS,
-               tokens = n_tokens - token < MLA_TOKENS ? n_tokens - token : MLA_TOKENS;
-        for (size_t g = 0; g < heads; g++)
-            NAME(mla_absorb)(a, &m, head + g, g, token, tokens);
-        for (size_t t = 0; t < tokens; t++) {
-            float *queries = m.queries + t * MLA_HEADS * m.pitch;
-            if (heads == MLA_HEADS)
-                NAME(mla_token)(MLA_HEADS, a, &m, dtype, token + t, queries);
-            else
-                for (size_t g = 0; g < heads; g++)
-                    NAME(mla_token)(1, a, &m, dtype, token + t, queries + g * m.pitch);
-        }
-        for (size_t g = 0; g < heads; g++)
-            NAME(mla_values)(a, &m, head + g, g, token, tokens);
+    for (size_t g = 0; g < heads; g++)
+        NAME(mla_absorb)(a, m, head + g, g, token, tokens);
+    for (size_t t = 0; t < tokens; t++) {
+        float *queries = m->queries + t * MLA_HEADS * m->pitch;
+        if (heads == MLA_HEADS)
+            NAME(mla_token)(MLA_HEADS, a, m, dtype, token + t, queries);
+        else
+            for (size_t g = 0; g < heads; g++)
+                NAME(mla_token)(1, a, m, dtype, token + t, queries + g * m->pitch);
     }
-}
-
-static void NAME(mla_f32)(const struct kern_args *a, size_t first, size_t last, unsigned thread)
-{
-    NAME(mla_of_type)(a, D0_F32, first, last, thread);
-}
-
-static void NAME(mla_bf16)(const struct kern_args *a, size_t first, size_t last, unsigned thread)
-{
-    NAME(mla_of_type)(a, D0_BF16, first, last, thread);
-}
-
-static void NAME(mla_f16)(const struct kern_args *a, size_t first, size_t last, unsigned thread)
-{
-    NAME(mla_of_type)(a, D0_F16, first, last, thread);
+    for (size_t g = 0; g < heads; g++)
+        NAME(mla_values)(a, m, head + g, g, token, tokens);
 }

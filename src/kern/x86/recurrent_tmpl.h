@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * SHORT_CONV and DELTA_RULE in their recurrent form, one row at a time, compiled once per instruction set.
+ * SHORT_CONV, and DELTA_RULE in its recurrent form, one row at a time, compiled once per instruction set.
  * Channels, and columns of S, lie in lanes: no sum runs across lanes but the squares of q and k, so where a
  * column lies changes no bit.
  */
@@ -10,20 +10,6 @@
 static size_t NAME(conv_scratch)(const struct kern_args *a)
 {
     return (size_t)a->attr[D0_ATTR_WIDTH].i * 16 * sizeof(float);
-}
-
-/* n values of a row at p, the other lanes zero */
-INLINE lanes NAME(some_load)(const float *p, size_t n)
-{
-    return n == 16 ? lanes_load(p) : lanes_load_n(p, n);
-}
-
-INLINE void NAME(some_store)(float *p, size_t n, lanes v)
-{
-    if (n == 16)
-        lanes_store(p, v);
-    else
-        lanes_store_n(p, n, v);
 }
 
 /* n <= 16 channels of one row. taps: [width][16] */
@@ -77,12 +63,8 @@ static void NAME(short_conv)(const struct kern_args *a, size_t first, size_t las
         NAME(conv_channels)(a, &slots, c, last - c < 16 ? last - c : 16, taps);
 }
 
-/* ---- delta_rule ---------------------------------------------------------------------------------------- */
-
-static size_t NAME(delta_scratch)(const struct kern_args *a)
-{
-    return 3 * ALIGN_UP((size_t)a->attr[D0_ATTR_DIM].i, 16) * sizeof(float);
-}
+/* ---- delta_rule; scratch: three rows of dim values in whole vectors -------------------------------------
+ */
 
 /* ln(1 + u) for 0 <= u <= 1, as 2 atanh(u / (2 + u)): the series in s^2 <= 1/9 ends 2^-25 below its sum. */
 INLINE lanes NAME(log1p_unit)(lanes u)
@@ -171,9 +153,10 @@ INLINE void NAME(delta_columns)(const struct ref_delta *d, float *S, const float
         NAME(some_store)(o + (size_t)b * 16, n, out[b]);
 }
 
-static void NAME(delta_row)(const struct kern_args *a, const struct ref_delta *d, size_t t, size_t h,
-                            float *S, void *scratch)
+static void NAME(delta_row)(const struct kern_args *a, const struct ref_delta *d, size_t t, size_t n,
+                            size_t h, float *S, void *scratch)
 {
+    (void)n; /* one */
     const float *q = a->in[0], *k = a->in[1], *beta = a->in[4];
     size_t each = ALIGN_UP(d->dim, 16), at = (t * d->heads + h * d->heads / d->v_heads) * d->dim,
            value = (t * d->v_heads + h) * d->v_dim, j = 0;
@@ -189,9 +172,4 @@ static void NAME(delta_row)(const struct kern_args *a, const struct ref_delta *d
         NAME(delta_columns)(d, S + j, decay, unit_k, unit_q, v + j, b, out + j, 1, 16);
     if (j < d->v_dim)
         NAME(delta_columns)(d, S + j, decay, unit_k, unit_q, v + j, b, out + j, 1, d->v_dim - j);
-}
-
-static void NAME(delta_rule)(const struct kern_args *a, size_t first, size_t last, unsigned thread)
-{
-    ref_delta_walk(a, first, last, thread, NAME(delta_row));
 }

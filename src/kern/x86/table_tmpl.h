@@ -11,20 +11,28 @@
     }
 #define LINEAR(type, text)                                                                                   \
     {                                                                                                        \
-        D0_OP_LINEAR, type, ISA, STR(NAME(linear_##text)), NAME(linear), kern_items_columns, GRAIN_ROWS,     \
-            NAME(linear_scratch)                                                                             \
+        D0_OP_LINEAR, type, ISA, STR(NAME(linear_##text)), NAME(linear), kern_items_products, GRAIN_ROWS,    \
+            NAME(linear_scratch), kern_shared_rows, 2                                                        \
     }
 #define EXPERTS(type, text)                                                                                  \
     {                                                                                                        \
         D0_OP_EXPERTS, type, ISA, STR(NAME(experts_##text)), NAME(experts), NAME(experts_items), GRAIN_ROWS, \
-            NAME(experts_scratch), NAME(experts_shared), 3                                                   \
+            NAME(experts_scratch), NAME(experts_shared), 4                                                   \
     }
 
 #define GROUP_LINEAR(type, text)                                                                             \
     {                                                                                                        \
         D0_OP_GROUP_LINEAR, type, ISA, STR(NAME(group_linear_##text)), NAME(group_linear),                   \
-            kern_items_columns, GRAIN_ROWS, NAME(group_linear_scratch)                                       \
+            kern_items_products, GRAIN_ROWS, NAME(group_linear_scratch), kern_shared_rows, 2                 \
     }
+
+#define FUSED(name)      NAME(fused_##name)
+#define FUSED_TEXT(name) STR(NAME(name))
+#define FUSED_OP(name)   NAME(name)
+#define FUSED_STORE      ref_kv_store
+#define FUSED_SCRATCH(a) NAME(linear_scratch)(a)
+#define FUSED_GRAIN      GRAIN_ROWS
+#include "kern/fused_tmpl.h"
 
 static const struct kern_variant NAME(variants)[] = {
     LINEAR(D0_F32, f32),
@@ -78,6 +86,7 @@ static const struct kern_variant NAME(variants)[] = {
     GROUP_LINEAR(D0_U4, u4),
     VARIANT(SHORT_CONV, 0, short_conv, kern_items_columns, 64, NAME(conv_scratch)),
     VARIANT(DELTA_RULE, 0, delta_rule, ref_items_value_heads, 1, NAME(delta_scratch)),
+    FUSED_VARIANTS(ISA),
 };
 
 const struct kern_table NAME(kern_table_of) = {NAME(variants), ARRAY_LEN(NAME(variants))};
