@@ -174,7 +174,7 @@ static int escape_letter(struct translator *t, char c, bool in_class)
 {
     static const char *const refused[] = {"\\G", "\\K", "\\X", "\\Q", "\\E", "\\k", "\\g", "\\N",
                                           "\\O", "\\H", "\\C", "\\M", "\\c", "\\y", "\\Y"};
-    static char simple[] = "tnrfae";
+    static const char simple[] = "tnrfae";
     struct strbuf *o = t->out;
     const char *w = word_class(t, in_class);
     if (strchr(simple, c))
