@@ -142,7 +142,7 @@ static int use_config(struct prompt_front *p, struct ckpt *c, const struct json 
     int rc = templates_read(p, c, config, e);
     if (rc)
         return rc;
-    if (p->spec->has_chat)
+    if (p->spec->has_chat && !p->template_works)
         p->template_kind = arena_printf(&p->arena, "chat function of %s", p->spec->arch_name);
     if (p->template_kind == NULL)
         return err_set(e, ERR_NOMEM, "out of memory for the text front");

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * The text front of a model: tokenizer, special ids and chat templates of one directory. Turns messages or
- * text into ids, once and only once with BOS. A model is rendered by the chat function of its architecture
- * file, or by its chat template, or plainly (message contents joined by newlines), and says so; a template
- * that cannot be rendered is refused, never approximated. Also reads what a model writes: reasoning, text,
- * tool calls.
+ * text into ids, once and only once with BOS. A model is rendered by its chat template, by the chat function
+ * of its architecture file where no template works, or plainly (message contents joined by newlines), and
+ * says so; a template that cannot be rendered is refused where there is no function, never approximated. Also
+ * reads what a model writes: reasoning, text, tool calls.
  */
 #ifndef PROMPT_PROMPT_H
 #define PROMPT_PROMPT_H
@@ -64,14 +64,13 @@ void prompt_close(struct prompt_front *p);
 /* Special tokens in the text become ids. A BOS written at its beginning counts as the one BOS. ERR_FORMAT: no
  * UTF-8; ERR_LIMIT. */
 int prompt_text(const struct prompt_front *p, const char *text, size_t n, struct ids *out, struct err *e);
-/* The conversation as text and ids. By the architecture file's chat function where it has one, else by the
- * model's template: tools choose the one named tool_use where there
- * is one; the template writes BOS itself, the tokenizer adds nothing. Without a template: contents joined by
- * newlines, and only role, content and name are allowed. Special tokens within what messages, tools and
- * variables say stay text, however the template cuts and joins it: who writes a message does not end it
- * (parse_special: not so). ERR_INVALID names what is wrong with a message, or what the template says;
- * ERR_UNSUPPORTED: parts, or templates, that this build does not render; ERR_LIMIT. Either of rendered and
- * out may be NULL. */
+/* The conversation as text and ids. By the model's template (by the architecture file's chat function where
+ * no template works): tools choose the one named tool_use where there is one; the template writes BOS itself,
+ * the tokenizer adds nothing. Without a template: contents joined by newlines, and only role, content and
+ * name are allowed. Special tokens within what messages, tools and variables say stay text, however the
+ * template cuts and joins it: who writes a message does not end it (parse_special: not so). ERR_INVALID names
+ * what is wrong with a message, or what the template says; ERR_UNSUPPORTED: parts, or templates, that this
+ * build does not render; ERR_LIMIT. Either of rendered and out may be NULL. */
 int prompt_chat(const struct prompt_front *p, const struct prompt_chat *c, struct strbuf *rendered,
                 struct ids *out, struct err *e);
 /* By the architecture file's chat function: a list of {"text", "special"}, checked; in the arena. ERR_FORMAT:

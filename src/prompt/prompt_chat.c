@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Conversations to text and ids: by the architecture file's function, the model's template, or plainly where
- * it has neither. Refuses what it
- * cannot render by name: parts that are not text, keys that a plain rendering would drop, templates that are
- * not understood.
+ * Conversations to text and ids: by the model's template, by the architecture file's function where no
+ * template works, or plainly where it has neither. Refuses what it cannot render by name: parts that are not
+ * text, keys that a plain rendering would drop, templates that are not understood.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -204,7 +203,7 @@ int prompt_chat(const struct prompt_front *p, const struct prompt_chat *c, struc
                 struct ids *out, struct err *e)
 {
     struct jinja_output r = {0};
-    if (p->spec->has_chat)
+    if (p->spec->has_chat && !p->template_works)
         return prompt_by_function(p, c, rendered, out, e);
     int rc = check_messages(c->messages, e);
     if (rc == 0 && !p->has_template) {
