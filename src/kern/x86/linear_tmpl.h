@@ -41,6 +41,12 @@ struct NAME(tile) {
         acc[i] = lanes_fma(a, b[i % ROWS], acc[i]);                                                          \
     }
 
+/* Rows of W in memory: a step asks for what lies as far along the rows of the next tile. By itself the
+ * processor follows the bytes of one row only, and short rows end before it has started. */
+#define AHEAD_ROW(r)                                                                                         \
+    if (r < ROWS)                                                                                            \
+        lanes_ahead(w, (ROWS + r) * row_stride);
+
 INLINE void NAME(step)(const size_t TOKENS, const size_t ROWS, const float *x, size_t x_pitch,
                        const unsigned char *w, const uint32_t dtype, size_t row_stride, const bool tail,
                        size_t n, lanes *acc)
@@ -53,10 +59,14 @@ INLINE void NAME(step)(const size_t TOKENS, const size_t ROWS, const float *x, s
 /* acc[t, r] += x[t, 0..length) * w[r, 0..length), sixteen lanes in order; strides of w in bytes */
 INLINE void NAME(chains)(const size_t TOKENS, const size_t ROWS, const float *x, size_t x_pitch,
                          const unsigned char *w, const uint32_t dtype, size_t row_stride, size_t stride,
-                         size_t length, lanes *acc)
+                         const bool ahead, size_t length, lanes *acc)
 {
-    for (size_t i = 0; i < length / 16; i++, x += 16, w += stride)
+    for (size_t i = 0; i < length / 16; i++, x += 16, w += stride) {
+        if (ahead) {
+            EACH_ROW(AHEAD_ROW)
+        }
         NAME(step)(TOKENS, ROWS, x, x_pitch, w, dtype, row_stride, false, 16, acc);
+    }
     if (length % 16)
         NAME(step)(TOKENS, ROWS, x, x_pitch, w, dtype, row_stride, true, length % 16, acc);
 }
@@ -90,7 +100,7 @@ INLINE void NAME(tile_run)(const size_t TOKENS, const size_t ROWS, const struct 
         NAME(chains)
         (TOKENS, ROWS, t->x + k, t->pitch,
          t->w + (packed ? (s * steps + at / 16 - t->first_step) * step : k * width), dtype, row_stride, step,
-         n, acc);
+         !packed, n, acc);
         k += n;
         if (at + n == length) {
             NAME(sums)(acc, TOKENS * ROWS, sum);
