@@ -408,6 +408,33 @@ static void NAME(linear_few)(const struct kern_args *a, size_t pitch, size_t fir
         }
 }
 
+/* At most MAX_TOKENS tokens: without scratch, save for tiles that coded_rows refuses. */
+static void NAME(linear_coded)(const struct kern_args *a, size_t pitch, size_t first, size_t last,
+                               unsigned thread)
+{
+    size_t tokens = (size_t)a->n_rows, rows = DIRECT_ROWS(tokens);
+    const struct NAME(coded) c = {.f = a->in_form[1],
+                                  .data = a->in[1],
+                                  .bias = a->in[2],
+                                  .x = kern_rows(a),
+                                  .out = a->out[0],
+                                  .k = (size_t)a->k,
+                                  .n = (size_t)a->n,
+                                  .pitch = pitch,
+                                  .segments = NAME(segments_of)(a),
+                                  .bias_dtype = a->in_dtype[2]};
+    if (!NAME(codes_in_runs)(c.f) || c.k / c.segments % 16 || last - first < rows) {
+        NAME(linear_few)(a, pitch, first, last, thread);
+        return;
+    }
+    for (size_t j = first; j < last; j += rows) {
+        /* the last tile moves back to stay full */
+        j = last - j < rows ? last - rows : j;
+        if (!NAME(coded_rows)(&c, tokens, j))
+            NAME(linear_few)(a, pitch, j, j + rows, thread);
+    }
+}
+
 /* Columns first..last of all tokens; rows of x are `pitch` values apart. */
 static void NAME(linear_columns)(const struct kern_args *a, size_t pitch, size_t first, size_t last,
                                  unsigned thread)
@@ -418,7 +445,10 @@ static void NAME(linear_columns)(const struct kern_args *a, size_t pitch, size_t
         return;
     }
     if (a->in_form[1]) {
-        NAME(linear_few)(a, pitch, first, last, thread);
+        if (n_tokens <= MAX_TOKENS)
+            NAME(linear_coded)(a, pitch, first, last, thread);
+        else
+            NAME(linear_few)(a, pitch, first, last, thread);
         return;
     }
     struct NAME(state) state;
