@@ -62,15 +62,11 @@ static int load_shared(struct script *s, struct err *e)
     return rc;
 }
 
-/* Prelude, blocks and file in a sandbox of their own. */
-static int load_arch(const struct opening *x, const struct arch_file *file, struct script **out,
-                     struct err *e)
+int spec_script(const struct arch_file *file, const struct script_limits *limits, struct script **out,
+                struct err *e)
 {
-    struct script_limits l = {.max_bytes = x->o->limits.max_bytes,
-                              .max_instructions = x->o->limits.max_instructions,
-                              .max_wall_ns = x->o->limits.max_wall_ns};
     struct script *s = NULL;
-    int rc = script_open(&s, &l, e);
+    int rc = script_open(&s, limits, e);
     if (!rc)
         rc = load_shared(s, e);
     if (!rc)
@@ -81,6 +77,15 @@ static int load_arch(const struct opening *x, const struct arch_file *file, stru
     }
     *out = s;
     return ERR_OK;
+}
+
+static int load_arch(const struct opening *x, const struct arch_file *file, struct script **out,
+                     struct err *e)
+{
+    struct script_limits l = {.max_bytes = x->o->limits.max_bytes,
+                              .max_instructions = x->o->limits.max_instructions,
+                              .max_wall_ns = x->o->limits.max_wall_ns};
+    return spec_script(file, &l, out, e);
 }
 
 /* {arch = {...}, model_type = {...}, drafted = bool} of a file. */
@@ -332,6 +337,8 @@ static int trace_arch(struct opening *x, const struct json **trace, struct err *
         rc = spec_patterns(x->c, &x->scratch, &args[2], e);
     if (!rc)
         rc = script_call(script, "day0_trace", args, 3, &x->scratch, trace, e);
+    if (!rc)
+        rc = spec_read_chat(x->s, script, e);
     script_close(script);
     return rc;
 }
@@ -346,6 +353,7 @@ static int describe_model(struct opening *x, struct err *e)
         return rc;
     s->arch_name = arena_strdup(&s->arena, x->file.name);
     s->model_type = arena_strdup(&s->arena, type ? type : "");
+    s->arch_file = x->file; /* embedded, of the caller, or in this arena */
     if (s->architecture == NULL || s->arch_name == NULL || s->model_type == NULL)
         return err_set(e, ERR_NOMEM, "no memory for the model description");
     if ((rc = hash_arch(x, e)) != 0 || (rc = trace_arch(x, &trace, e)) != 0)
@@ -360,6 +368,17 @@ static bool has_finding(const struct findings *f, enum finding_id id)
         if (f->items[i].id == id)
             return true;
     return false;
+}
+
+/* A wish of the release that cannot be met is a finding: whoever asked for it runs nothing. */
+static int ask_activations(struct opening *x, struct ckpt *c, struct err *e)
+{
+    int rc = spec_set_activations(x->s, c, x->o->activations, e);
+    if (rc != ERR_UNSUPPORTED && rc != ERR_MISSING && rc != ERR_MISMATCH)
+        return rc;
+    finding_add(x->f, FINDING_P006, x->s->architecture, "%s", e->message);
+    err_clear(e);
+    return ERR_OK;
 }
 
 int spec_open(struct spec **out, struct ckpt *c, const struct spec_options *o, struct findings *f,
@@ -395,7 +414,7 @@ int spec_open(struct spec **out, struct ckpt *c, const struct spec_options *o, s
     if (!unreadable)
         rc = explain(&x, rc, &local);
     if (!rc && !x.done)
-        rc = spec_set_activations(x.s, c, x.o->activations, &local);
+        rc = ask_activations(&x, c, &local);
     arena_release(&x.scratch);
     if (rc || x.done) {
         spec_close(x.s);

@@ -129,6 +129,13 @@ struct spec_count {
     uint64_t count;
 };
 
+/* Architecture files: name and text. */
+struct arch_file {
+    const char *name;
+    const char *text;
+    size_t n;
+};
+
 struct spec {
     struct arena arena;
     const char *architecture; /* "LlamaForCausalLM" */
@@ -139,7 +146,8 @@ struct spec {
     int64_t hidden, n_layers, vocab_size, max_positions; /* max_positions: context limit in tokens */
     int64_t n_heads, n_kv_heads, head_dim, intermediate;
     bool tied_embeddings;
-    int32_t bos_id;      /* -1 none */
+    const char *tokenizer_pattern; /* regular expression of a tiktoken.model; NULL: not stated */
+    int32_t bos_id;                /* -1 none */
     int32_t eos_ids[16]; /* union of config and generation_config */
     uint32_t n_eos;
     enum spec_activations activations;
@@ -160,6 +168,9 @@ struct spec {
     size_t n_outside;
     const char **unread_keys; /* keys of config.json that nobody read and no ignore list names */
     size_t n_unread;
+    struct arch_file arch_file; /* its text is kept where has_chat */
+    bool has_chat;              /* it renders messages */
+    const struct json *output;  /* its rules for what the model writes; NULL: none */
 };
 
 /* Findings for what is wrong with config or architecture file (C001..C007): then *out is NULL and the return
@@ -171,9 +182,20 @@ int spec_open(struct spec **out, struct ckpt *c, const struct spec_options *o, s
               struct d0 *d0, struct err *e);
 void spec_close(struct spec *s);
 
-/* Sets the rounding of every product of the graph. spec_open() does so where it is asked to. ERR_UNSUPPORTED,
- * ERR_MISSING, ERR_MISMATCH: the weight whose wish cannot be met is named. */
+/* Sets the rounding of every product of the graph. spec_open() does so where it is asked to, and of these
+ * errors makes finding P006 (the graph then rounds nothing). ERR_UNSUPPORTED, ERR_MISSING, ERR_MISMATCH: the
+ * weight whose wish cannot be met is named, and nothing is rounded. */
 int spec_set_activations(struct spec *s, struct ckpt *c, enum spec_activations a, struct err *e);
+/* The roundings that the release asks for, and of how many weights of the text (experts one by one); those
+ * that ask for none are left out. Returns how many kinds; the last may be SPEC_NOT_COMPUTED. */
+#define SPEC_MAX_ASKED    16
+#define SPEC_NOT_COMPUTED "not computed here"
+struct spec_asked {
+    const char *name;
+    uint64_t weights;
+};
+bool spec_asks_in_vain(const struct spec_weight *w); /* SPEC_NOT_COMPUTED */
+size_t spec_activations_asked(const struct spec *s, struct spec_asked out[SPEC_MAX_ASKED]);
 /* Bits of the coarsest rounding of activations; 0: nothing is rounded. */
 uint32_t spec_activation_bits(const struct graph *g);
 /* What two computations of such a variant may differ by: relative L2 of a row, and of a logit over the
@@ -191,15 +213,16 @@ int spec_weight_tensors(const struct spec *s, size_t weight, const struct ckpt *
 typedef int (*spec_logical_fn)(void *ctx, const char *name, const struct spec_weight *w);
 int spec_each_logical(const struct spec *s, spec_logical_fn f, void *ctx);
 
+/* The architecture file's chat(messages, options), in a sandbox of its own. *result: a list of {text,
+ * special}, as the function gave it, checked by whoever asks. ERR_FORMAT: the function failed, with its
+ * message; ERR_LIMIT. */
+int spec_chat(const struct spec *s, const struct json *messages, const struct json *options,
+              struct arena *arena, const struct json **result, struct err *e);
+
 /* Sets the number of KV pages: first dimension of every paged STATE value. */
 void spec_set_pages(struct graph *g, const struct spec *s, int64_t pages);
 
-/* Shipped architecture files: name and text; for listings and tests. */
-struct arch_file {
-    const char *name;
-    const char *text;
-    size_t n;
-};
+/* The shipped ones, for listings and tests. */
 size_t spec_arch_files(const struct arch_file **out);
 
 #endif
