@@ -721,103 +721,79 @@ static void log_probabilities(void **state)
     stop(s);
 }
 
+/* The beginning of a chat that is well formed so far. */
+#define ASKED "{\"model\":\"tiny\",\"messages\":[{\"role\":\"user\",\"content\":\"a\"}],"
+static const struct {
+    const char *path, *body;
+    int status;
+    const char *param, *code;
+} refused[] = {
+    {COMPLETIONS, "", 400, NULL, "invalid_json"},
+    {COMPLETIONS, "{\"model\":\"tiny\"", 400, NULL, "invalid_json"},
+    {COMPLETIONS, "{\"model\":\"tiny\",\"model\":\"tiny\",\"prompt\":\"a\"}", 400, NULL, "invalid_json"},
+    {COMPLETIONS, "[]", 400, NULL, "invalid_value"},
+    {COMPLETIONS, "{\"prompt\":\"a\"}", 400, "model", "missing"},
+    {COMPLETIONS, "{\"model\":\"tiny\"}", 400, "prompt", "missing"},
+    {COMPLETIONS, "{\"model\":\"huge\",\"prompt\":\"a\"}", 404, "model", "model_not_found"},
+    {COMPLETIONS, "{\"model\":\"tiny\",\"prompt\":[\"a\",\"b\"]}", 400, "prompt", "unsupported"},
+    {COMPLETIONS, "{\"model\":\"tiny\",\"prompt\":[]}", 400, "prompt", "invalid_value"},
+    {COMPLETIONS, "{\"model\":\"tiny\",\"prompt\":[1,-1]}", 400, "prompt", "invalid_value"},
+    {COMPLETIONS, "{\"model\":\"tiny\",\"prompt\":[1,320]}", 400, "prompt", "invalid_value"},
+    {COMPLETIONS, "{\"model\":\"tiny\",\"prompt\":\"a\",\"n\":2}", 400, "n", "unsupported"},
+    {CHAT, ASKED "\"chat_template_kwargs\":[]}", 400, "chat_template_kwargs", "invalid_value"},
+    {CHAT, ASKED "\"add_generation_prompt\":1}", 400, "add_generation_prompt", "invalid_value"},
+    {COMPLETIONS, "{\"model\":\"tiny\",\"prompt\":\"a\",\"best_of\":3}", 400, "best_of", "unsupported"},
+    {COMPLETIONS, "{\"model\":\"tiny\",\"prompt\":\"a\",\"echo\":true}", 400, "echo", "unsupported"},
+    {COMPLETIONS, "{\"model\":\"tiny\",\"prompt\":\"a\",\"logit_bias\":{\"5\":1}}", 400, "logit_bias",
+     "unsupported"},
+    {COMPLETIONS, "{\"model\":\"tiny\",\"prompt\":\"a\",\"frequency_penalty\":0.5}", 400, "frequency_penalty",
+     "unsupported"},
+    {COMPLETIONS, "{\"model\":\"tiny\",\"prompt\":\"a\",\"grammar\":\"x\"}", 400, "grammar", "unsupported"},
+    {COMPLETIONS, "{\"model\":\"tiny\",\"prompt\":\"a\",\"temperature\":-1}", 400, "temperature",
+     "invalid_value"},
+    {COMPLETIONS, "{\"model\":\"tiny\",\"prompt\":\"a\",\"top_p\":0}", 400, "top_p", "invalid_value"},
+    {COMPLETIONS, "{\"model\":\"tiny\",\"prompt\":\"a\",\"top_k\":1.5}", 400, "top_k", "invalid_value"},
+    {COMPLETIONS, "{\"model\":\"tiny\",\"prompt\":\"a\",\"max_tokens\":0}", 400, "max_tokens",
+     "invalid_value"},
+    {COMPLETIONS, "{\"model\":\"tiny\",\"prompt\":\"a\",\"max_tokens\":5,\"max_completion_tokens\":6}", 400,
+     "max_completion_tokens", "invalid_value"},
+    {COMPLETIONS, "{\"model\":\"tiny\",\"prompt\":\"a\",\"logprobs\":21}", 400, "logprobs", "invalid_value"},
+    {COMPLETIONS, "{\"model\":\"tiny\",\"prompt\":\"a\",\"stop\":[\"a\",\"b\",\"c\",\"d\",\"e\"]}", 400,
+     "stop", "invalid_value"},
+    {COMPLETIONS, "{\"model\":\"tiny\",\"prompt\":\"a\",\"stop\":\"\"}", 400, "stop", "invalid_value"},
+    {COMPLETIONS, "{\"model\":\"tiny\",\"prompt\":\"a\",\"stream_options\":{\"include_usage\":true}}", 400,
+     "stream_options", "invalid_value"},
+    {COMPLETIONS, "{\"model\":\"tiny\",\"prompt\":\"a\",\"max_tokens\":254}", 400, "prompt",
+     "context_length_exceeded"},
+    {CHAT, "{\"model\":\"tiny\",\"messages\":[]}", 400, "messages", "invalid_value"},
+    {CHAT, "{\"model\":\"tiny\",\"prompt\":\"a\"}", 400, "prompt", "unsupported"},
+    {CHAT, "{\"model\":\"tiny\",\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"image_url\"}]}]}",
+     400, "messages", "unsupported"},
+    {CHAT, ASKED "\"tools\":[{}]}", 400, "tools", "invalid_value"},
+    {CHAT, ASKED "\"tools\":[{\"type\":\"mcp\"}]}", 400, "tools", "unsupported"},
+    {CHAT, ASKED "\"tools\":[{\"function\":{\"name\":\"f\"}}]}", 400, "messages",
+     "unsupported"}, /* nothing here renders them */
+    {CHAT, ASKED "\"tool_choice\":\"required\"}", 400, "tool_choice", "unsupported"},
+    {CHAT, ASKED "\"chat_template_kwargs\":3}", 400, "chat_template_kwargs", "invalid_value"},
+    {CHAT, ASKED "\"reasoning_effort\":3}", 400, "reasoning_effort", "invalid_value"},
+    {CHAT, ASKED "\"top_logprobs\":2}", 400, "top_logprobs", "invalid_value"},
+    {CHAT, ASKED "\"response_format\":{\"type\":\"json_object\"}}", 400, "response_format", "unsupported"},
+    {"/v1/embeddings", "{}", 404, NULL, "not_found"},
+    {"/v1/models", "{}", 405, NULL, "method_not_allowed"},
+};
+
 static void refusals(void **state)
 {
     (void)state;
-    static const struct {
-        const char *path, *body;
-        int status;
-        const char *param, *code;
-    } cases[] = {
-        {COMPLETIONS, "", 400, NULL, "invalid_json"},
-        {COMPLETIONS, "{\"model\":\"tiny\"", 400, NULL, "invalid_json"},
-        {COMPLETIONS, "{\"model\":\"tiny\",\"model\":\"tiny\",\"prompt\":\"a\"}", 400, NULL, "invalid_json"},
-        {COMPLETIONS, "[]", 400, NULL, "invalid_value"},
-        {COMPLETIONS, "{\"prompt\":\"a\"}", 400, "model", "missing"},
-        {COMPLETIONS, "{\"model\":\"tiny\"}", 400, "prompt", "missing"},
-        {COMPLETIONS, "{\"model\":\"huge\",\"prompt\":\"a\"}", 404, "model", "model_not_found"},
-        {COMPLETIONS, "{\"model\":\"tiny\",\"prompt\":[\"a\",\"b\"]}", 400, "prompt", "unsupported"},
-        {COMPLETIONS, "{\"model\":\"tiny\",\"prompt\":[]}", 400, "prompt", "invalid_value"},
-        {COMPLETIONS, "{\"model\":\"tiny\",\"prompt\":[1,-1]}", 400, "prompt", "invalid_value"},
-        {COMPLETIONS, "{\"model\":\"tiny\",\"prompt\":[1,320]}", 400, "prompt", "invalid_value"},
-        {COMPLETIONS, "{\"model\":\"tiny\",\"prompt\":\"a\",\"n\":2}", 400, "n", "unsupported"},
-        {CHAT,
-         "{\"model\":\"tiny\",\"messages\":[{\"role\":\"user\",\"content\":\"a\"}],\"chat_template_kwargs\":["
-         "]}",
-         400, "chat_template_kwargs", "invalid_value"},
-        {CHAT,
-         "{\"model\":\"tiny\",\"messages\":[{\"role\":\"user\",\"content\":\"a\"}],\"add_generation_prompt\":"
-         "1}",
-         400, "add_generation_prompt", "invalid_value"},
-        {COMPLETIONS, "{\"model\":\"tiny\",\"prompt\":\"a\",\"best_of\":3}", 400, "best_of", "unsupported"},
-        {COMPLETIONS, "{\"model\":\"tiny\",\"prompt\":\"a\",\"echo\":true}", 400, "echo", "unsupported"},
-        {COMPLETIONS, "{\"model\":\"tiny\",\"prompt\":\"a\",\"logit_bias\":{\"5\":1}}", 400, "logit_bias",
-         "unsupported"},
-        {COMPLETIONS, "{\"model\":\"tiny\",\"prompt\":\"a\",\"frequency_penalty\":0.5}", 400,
-         "frequency_penalty", "unsupported"},
-        {COMPLETIONS, "{\"model\":\"tiny\",\"prompt\":\"a\",\"grammar\":\"x\"}", 400, "grammar",
-         "unsupported"},
-        {COMPLETIONS, "{\"model\":\"tiny\",\"prompt\":\"a\",\"temperature\":-1}", 400, "temperature",
-         "invalid_value"},
-        {COMPLETIONS, "{\"model\":\"tiny\",\"prompt\":\"a\",\"top_p\":0}", 400, "top_p", "invalid_value"},
-        {COMPLETIONS, "{\"model\":\"tiny\",\"prompt\":\"a\",\"top_k\":1.5}", 400, "top_k", "invalid_value"},
-        {COMPLETIONS, "{\"model\":\"tiny\",\"prompt\":\"a\",\"max_tokens\":0}", 400, "max_tokens",
-         "invalid_value"},
-        {COMPLETIONS, "{\"model\":\"tiny\",\"prompt\":\"a\",\"max_tokens\":5,\"max_completion_tokens\":6}",
-         400, "max_completion_tokens", "invalid_value"},
-        {COMPLETIONS, "{\"model\":\"tiny\",\"prompt\":\"a\",\"logprobs\":21}", 400, "logprobs",
-         "invalid_value"},
-        {COMPLETIONS, "{\"model\":\"tiny\",\"prompt\":\"a\",\"stop\":[\"a\",\"b\",\"c\",\"d\",\"e\"]}", 400,
-         "stop", "invalid_value"},
-        {COMPLETIONS, "{\"model\":\"tiny\",\"prompt\":\"a\",\"stop\":\"\"}", 400, "stop", "invalid_value"},
-        {COMPLETIONS, "{\"model\":\"tiny\",\"prompt\":\"a\",\"stream_options\":{\"include_usage\":true}}",
-         400, "stream_options", "invalid_value"},
-        {COMPLETIONS, "{\"model\":\"tiny\",\"prompt\":\"a\",\"max_tokens\":254}", 400, "prompt",
-         "context_length_exceeded"},
-        {CHAT, "{\"model\":\"tiny\",\"messages\":[]}", 400, "messages", "invalid_value"},
-        {CHAT, "{\"model\":\"tiny\",\"prompt\":\"a\"}", 400, "prompt", "unsupported"},
-        {CHAT,
-         "{\"model\":\"tiny\",\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"image_url\"}]}]}",
-         400, "messages", "unsupported"},
-        {CHAT, "{\"model\":\"tiny\",\"messages\":[{\"role\":\"user\",\"content\":\"a\"}],\"tools\":[{}]}",
-         400, "tools", "invalid_value"},
-        {CHAT,
-         "{\"model\":\"tiny\",\"messages\":[{\"role\":\"user\",\"content\":\"a\"}],\"tools\":[{\"type\":"
-         "\"mcp\"}]}",
-         400, "tools", "unsupported"},
-        {CHAT,
-         "{\"model\":\"tiny\",\"messages\":[{\"role\":\"user\",\"content\":\"a\"}],\"tools\":[{\"function\":{"
-         "\"name\":\"f\"}}]}",
-         400, "messages", "unsupported"}, /* nothing here renders them */
-        {CHAT,
-         "{\"model\":\"tiny\",\"messages\":[{\"role\":\"user\",\"content\":\"a\"}],\"tool_choice\":"
-         "\"required\"}",
-         400, "tool_choice", "unsupported"},
-        {CHAT,
-         "{\"model\":\"tiny\",\"messages\":[{\"role\":\"user\",\"content\":\"a\"}],\"chat_template_kwargs\":"
-         "3}",
-         400, "chat_template_kwargs", "invalid_value"},
-        {CHAT,
-         "{\"model\":\"tiny\",\"messages\":[{\"role\":\"user\",\"content\":\"a\"}],\"reasoning_effort\":3}",
-         400, "reasoning_effort", "invalid_value"},
-        {CHAT, "{\"model\":\"tiny\",\"messages\":[{\"role\":\"user\",\"content\":\"a\"}],\"top_logprobs\":2}",
-         400, "top_logprobs", "invalid_value"},
-        {CHAT,
-         "{\"model\":\"tiny\",\"messages\":[{\"role\":\"user\",\"content\":\"a\"}],\"response_format\":{"
-         "\"type\":\"json_object\"}}",
-         400, "response_format", "unsupported"},
-        {"/v1/embeddings", "{}", 404, NULL, "not_found"},
-        {"/v1/models", "{}", 405, NULL, "method_not_allowed"},
-    };
     struct server *s = new_server(usual);
     struct arena a;
     arena_init(&a, NULL, MEM_MISC);
     start(s, (struct serve_options){.max_body = 20000});
-    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
-        const struct json *v = post(s, cases[i].path, cases[i].body, cases[i].status, &a);
-        if (strcmp(text_at(v, "error.code"), cases[i].code) != 0 ||
-            strcmp(text_at(v, "error.param"), cases[i].param ? cases[i].param : "(none)") != 0)
-            fail_msg("%s: code %s, param %s", cases[i].body, text_at(v, "error.code"),
+    for (size_t i = 0; i < ARRAY_LEN(refused); i++) {
+        const struct json *v = post(s, refused[i].path, refused[i].body, refused[i].status, &a);
+        if (strcmp(text_at(v, "error.code"), refused[i].code) != 0 ||
+            strcmp(text_at(v, "error.param"), refused[i].param ? refused[i].param : "(none)") != 0)
+            fail_msg("%s: code %s, param %s", refused[i].body, text_at(v, "error.code"),
                      text_at(v, "error.param"));
         assert_string_equal(text_at(v, "error.type"), "invalid_request_error");
         assert_true(strlen(text_at(v, "error.message")) > 10);
