@@ -740,11 +740,16 @@ end
 -- Stores k and v in the pages of this layer, then attends to everything stored that the mask shows. from: the number of an earlier
 -- layer whose pages are read instead; then k and v are not given. second: this layer has another attention before.
 function attention(a)
-  if group ~= "text" then
+  if not drawn then
+    local q = check(a.q, "q of attention")
+    local y = node("attention", {}, {}, nil, a.heads * (a.v_dim or a.dim), q.rows)
+    y.heads = a.heads
+    return y
+  end
+  if group ~= "text" then                                    -- rows of one picture, or of one window of it, see each other
     local q, v_dim = check(a.q, "q of attention"), a.v_dim or a.dim
-    local mask = drawn and step(a.mask == "window" and "windows" or "spans", 2)
-    local y = node("segment_attention", { q.id, check(a.k, "k of attention").id, check(a.v, "v of attention").id, mask or 0 },
-      { heads = a.heads, kv_heads = a.kv_heads or a.heads, dim = a.dim, v_dim = v_dim ~= a.dim and v_dim or nil, scale = a.scale },
+    local y = node("segment_attention", { q.id, check(a.k, "k of attention").id, check(a.v, "v of attention").id,
+      step(a.mask == "window" and "windows" or "spans", 2) }, { heads = a.heads, kv_heads = a.kv_heads or a.heads, dim = a.dim, v_dim = v_dim ~= a.dim and v_dim or nil, scale = a.scale },
       path(a.name or "attn"), a.heads * v_dim, q.rows)
     y.heads = a.heads
     return y
