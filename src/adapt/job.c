@@ -83,6 +83,12 @@ const struct finding *job_finding(const struct job *j, enum finding_id id)
     return NULL;
 }
 
+const struct finding *job_not_computed(const struct job *j)
+{
+    const struct finding *f = job_finding(j, FINDING_P005), *a = job_finding(j, FINDING_P006);
+    return f ? f : a && a->severity == SEVERITY_ERROR ? a : NULL;
+}
+
 const char *job_too_large(struct job *j)
 {
     char need[40], have[40], layout[96] = "none up to 4,096 ranks of this size";

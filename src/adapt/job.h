@@ -78,6 +78,9 @@ size_t job_errors(const struct job *j, enum row_id row);
 const struct finding *job_obstacle(const struct job *j);
 /* The first finding with this id so far, or NULL. */
 const struct finding *job_finding(const struct job *j, enum finding_id id);
+/* What this build's own kernels, or anything here, do not compute of what was asked: an error that ends the
+ * work like an obstacle, or NULL. */
+const struct finding *job_not_computed(const struct job *j);
 /* "not run: needs 1,560 GB, has 24 GB; smallest layout that fits: TP 8 x PP 2" */
 const char *job_too_large(struct job *j);
 

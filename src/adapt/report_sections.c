@@ -116,6 +116,7 @@ void section_model(struct strbuf *b, const struct report *r)
         number_pair(b, "Heads", html_count, m, "heads");
         number_pair(b, "KV heads", html_count, m, "kv_heads");
         html_pair(b, "KV type", fact_text(m, "kv_dtype"));
+        html_pair(b, "Activations", fact_text(m, "activations"));
         strbuf_puts(b, "</dl>\n");
     }
     html_section_end(b);
@@ -369,26 +370,26 @@ static void piece_table(struct strbuf *b, const struct json *facts)
 
 static void fusion_table(struct strbuf *b, const struct json *facts)
 {
-    static const char *const heads[] = {"Fusion", "Nodes", "Promise", "Limit", "Measured", "State", "Why"};
+    static const char *const heads[] = {"Fusion", "Promise", "State", "Why", "Nodes", "Limit", "Measured"};
     size_t n = fact_count(facts, "fusions");
     if (!n)
         return;
     strbuf_puts(b, "<h3>Fusions, on layers of this model</h3>\n");
-    open_table(b, heads, ARRAY_LEN(heads), 2);
+    open_table(b, heads, ARRAY_LEN(heads), 4);
     for (size_t i = 0; i < n; i++) {
         const struct json *v = json_at(fact(facts, "fusions"), i);
-        bool measured = fact_number(v, "pieces", 0) > 0;
         strbuf_puts(b, "<tr>");
         text_cell(b, "key", fact_text(v, "name"));
-        number_cell(b, html_count, v, "nodes");
         text_cell(b, "", fact_text(v, "exactness"));
+        badge_cell(b, fact_true(v, "on")                 ? "on"
+                      : fact_number(v, "nodes", 0) == 0  ? "not applicable"
+                      : fact_number(v, "pieces", 0) == 0 ? "not checked"
+                      : fact_true(v, "accepted")         ? "off"
+                                                         : "failed");
+        text_cell(b, "", fact_text(v, "reason"));
+        number_cell(b, html_count, v, "nodes");
         number_cell(b, html_scientific, v, "limit");
         number_cell(b, html_scientific, v, "measured");
-        badge_cell(b, fact_true(v, "on")         ? "on"
-                      : !measured                ? "not checked"
-                      : fact_true(v, "accepted") ? "off"
-                                                 : "failed");
-        text_cell(b, "", fact_text(v, "reason"));
         strbuf_puts(b, "</tr>\n");
     }
     close_table(b);

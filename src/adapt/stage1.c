@@ -219,7 +219,7 @@ static void summarise(struct job *j, const struct matrix *m, const struct rule_c
                       const struct err *why)
 {
     const struct finding *obstacle = job_obstacle(j);
-    obstacle = obstacle ? obstacle : job_finding(j, FINDING_P005);
+    obstacle = obstacle ? obstacle : job_not_computed(j);
     if (obstacle)
         stage_say(j, STAGE_ENVIRONMENT, STAGE_FAILED, "%s %s: %s: %s", finding_code(obstacle->id),
                   finding_name(obstacle->id), obstacle->subject, obstacle->evidence);

@@ -324,7 +324,7 @@ static int run_all(struct job *j, struct json_writer *w, struct err *e)
     if (rc)
         return rc;
     const struct finding *obstacle = job_obstacle(j);
-    obstacle = obstacle ? obstacle : job_finding(j, FINDING_P005);
+    obstacle = obstacle ? obstacle : job_not_computed(j);
     if (obstacle) { /* everything that computes with such weights would only repeat it */
         stop_at(j, obstacle, &notes);
         return ERR_OK;

@@ -225,7 +225,7 @@ static void refuse_too_large(struct job *j)
 int stage3_run(struct job *j, struct json_writer *w, struct err *e)
 {
     const struct finding *obstacle = job_obstacle(j);
-    obstacle = obstacle ? obstacle : job_finding(j, FINDING_P005);
+    obstacle = obstacle ? obstacle : job_not_computed(j);
     if (j->planned)
         write_plan(j, w);
     run_comm(j, w);

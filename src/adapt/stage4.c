@@ -221,7 +221,7 @@ static int text_cases(struct channel *c, struct err *e)
         if (!cases[i].text)
             return err_set(e, ERR_NOMEM, "out of memory for a text case");
         int rc = make_ids(c, &cases[i], &why);
-        if (rc == ERR_UNSUPPORTED && cases[i].chat) {
+        if ((rc == ERR_UNSUPPORTED || rc == ERR_INVALID || rc == ERR_LIMIT) && cases[i].chat) {
             c->chat_why = arena_strdup(c->j->arena, why.message);
         } else if (rc) {
             finding_add(c->j->f, FINDING_T004, cases[i].name, "the tokenizer refuses this text: %s",

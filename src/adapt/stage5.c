@@ -185,7 +185,7 @@ static void run_interface(struct job *j, struct json_writer *w)
     json_begin_array(w);
     check_models(&x);
     check_stream(&x, false);
-    if (!j->front || !j->front->has_template)
+    if (!j->front || !j->front->has_template || j->front->template_works)
         check_stream(&x, true);
     check_errors(&x);
     check_plain(&x, "/health", "");

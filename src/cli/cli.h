@@ -74,6 +74,8 @@ void table_release(struct table *t);
 /* Which degrees of TP and EP a model allows: all with their reasons, and in one line. */
 struct plan_degrees;
 void cli_print_layouts(const struct plan_degrees *d);
+/* A line of what the release asks of activations; none where it asks nothing. */
+void cli_print_asked(const struct spec_asked *asked, size_t n);
 void cli_print_layouts_short(const struct plan_degrees *d);
 
 /* A model that is run piece by piece: description and device, no weights. ERR_MISMATCH where findings keep it
@@ -97,6 +99,7 @@ int cmd_draft(struct d0 *d0, int argc, char **argv);
 int cmd_env(struct d0 *d0, int argc, char **argv);
 int cmd_inspect(struct d0 *d0, int argc, char **argv);
 int cmd_ops(struct d0 *d0, int argc, char **argv);
+int cmd_prompt(struct d0 *d0, int argc, char **argv);
 int cmd_record(struct d0 *d0, int argc, char **argv);
 int cmd_run(struct d0 *d0, int argc, char **argv);
 int cmd_serve(struct d0 *d0, int argc, char **argv);

@@ -36,8 +36,10 @@ struct check_result {
     struct host *host;
     struct host_rules rules;
     struct host_card_profile *card;
-    struct arena arena;          /* of the layouts */
-    struct plan_degrees layouts; /* none without a description */
+    struct arena arena;                      /* of the layouts */
+    struct plan_degrees layouts;             /* none without a description */
+    struct spec_asked asked[SPEC_MAX_ASKED]; /* roundings of activations */
+    size_t n_asked;
     bool described;
     double seconds;
 };
@@ -174,6 +176,7 @@ static int run_check(const struct check_options *o, struct check_result *x, stru
     struct spec_options so = {.arch_path = c->arch};
     rc = preflight_open(c->model, &so, &po, &ckpt, &spec, &x->f, c->d0, e);
     x->described = spec != NULL;
+    x->n_asked = spec ? spec_activations_asked(spec, x->asked) : 0;
     if (!rc && spec)
         rc = plan_degrees(spec, &x->arena, &x->layouts, e);
     if (!rc)
@@ -230,6 +233,7 @@ static int print_result(const struct check_options *o, const struct check_result
         json_put_string(&w, "card", x->card ? x->card->name : NULL);
         json_key(&w, "rules");
         host_rules_write_json(&x->rules, x->host, &w);
+        preflight_write_activations(x->asked, x->n_asked, &w);
         json_key(&w, "layouts");
         if (x->described) {
             json_begin_object(&w);
@@ -249,6 +253,7 @@ static int print_result(const struct check_options *o, const struct check_result
     if (o->payload)
         print_payload(&x->payload);
     print_unknown_rules(&x->rules, x->host);
+    cli_print_asked(x->asked, x->n_asked);
     if (x->described)
         cli_print_layouts_short(&x->layouts);
     printf("%s: %s in %.2f s\n", o->common.model, preflight_verdict_name(x->verdict), x->seconds);

@@ -34,6 +34,15 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     return 0;
 }
 
+void cli_print_asked(const struct spec_asked *asked, size_t n)
+{
+    if (n)
+        printf("activations   the release asks for");
+    for (size_t i = 0; i < n; i++)
+        printf(" %s %llu%s", asked[i].name, (unsigned long long)asked[i].weights,
+               i + 1 < n ? "," : " (--activations released)\n");
+}
+
 static void print_people(const struct preflight_inspection *x)
 {
     char a[32], b[32];
@@ -55,6 +64,7 @@ static void print_people(const struct preflight_inspection *x)
             printf(" %s %llu%s", x->schemes[i].name, (unsigned long long)x->schemes[i].count,
                    i + 1 < x->n_schemes ? "," : "\n");
     }
+    cli_print_asked(x->activations, x->n_activations);
     if (x->n_dtypes)
         printf("types        ");
     for (size_t i = 0; i < x->n_dtypes; i++)

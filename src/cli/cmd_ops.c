@@ -150,6 +150,7 @@ struct ops_output {
     struct verify_op_result *results;
     size_t n_rows, n_results;
     struct d0_device_info info;
+    const char *activations; /* of the model */
 };
 
 static int print_all(const struct ops_arguments *a, const struct ops_output *o, const struct findings *f)
@@ -163,6 +164,7 @@ static int print_all(const struct ops_arguments *a, const struct ops_output *o, 
         json_put_string(&w, "verdict", status ? "fail" : "pass");
         json_put_string(&w, "device", o->info.name);
         json_put_string(&w, "variant", o->info.variant);
+        json_put_string(&w, "activations", o->activations);
         write_matrix(&w, o->rows, o->n_rows);
         write_results(&w, o->results, o->n_results);
         json_key(&w, "findings");
@@ -170,7 +172,8 @@ static int print_all(const struct ops_arguments *a, const struct ops_output *o, 
         json_end_object(&w);
         return cli_print(&text, status);
     }
-    printf("device %s (%s): %s\n\n", o->info.name, o->info.variant, o->info.description);
+    printf("device %s (%s): %s\n", o->info.name, o->info.variant, o->info.description);
+    printf(o->activations ? "activations: %s\n\n" : "\n", o->activations);
     if (o->n_rows)
         print_matrix(o->rows, o->n_rows);
     if (o->n_rows && o->n_results)
@@ -200,6 +203,7 @@ static int run_ops(struct ops_arguments *a, struct ops_output *o, struct finding
                        &(struct spec_options){.arch_path = c->arch, .activations = c->activations}, f, c->d0,
                        e);
     if (rc == ERR_OK && spec) {
+        o->activations = spec_activations_name(c->activations);
         a->ops.shapes_of = spec->graph;
         rc = verify_matrix(&dev, spec->graph, &o->arena, &o->rows, &o->n_rows, f, e);
     }

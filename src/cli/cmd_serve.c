@@ -160,6 +160,7 @@ static int serve_session(struct serve_arguments *a, struct session *session, con
     struct d0 *d0 = a->common.d0;
     a->serve.predicted_bytes = session->memory.total;
     a->serve.max_context = session->context;
+    a->serve.activations = spec_activations_name(session->spec->activations);
     struct serve *s = NULL;
     int rc = serve_open(&s, session->engine, session->front, &a->serve, d0, e);
     if (rc != ERR_OK)
@@ -175,9 +176,10 @@ static int serve_session(struct serve_arguments *a, struct session *session, con
         log_line(&d0->log, LOG_INFO, "serve", "listening on http://%s:%u, context %u tokens", host,
                  serve_port(s), session->context);
         char fusions[FUSIONS_TEXT];
-        log_line(&d0->log, LOG_INFO, "serve", "%s; fusions: %s",
+        log_line(&d0->log, LOG_INFO, "serve", "%s; fusions: %s; activations: %s",
                  engine_exact(session->engine) ? "exact" : "not exact",
-                 fusions_format(engine_fusions(session->engine), fusions, sizeof fusions));
+                 fusions_format(engine_fusions(session->engine), fusions, sizeof fusions),
+                 a->serve.activations);
         rc = serve_run(s, e);
     }
     pthread_kill(waiter.thread, SIGTERM); /* if no signal came, this ends the waiter */

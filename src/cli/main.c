@@ -22,6 +22,8 @@ static const struct command commands[] = {
      "what it is: parameters, operators, KV bytes per token, legal TP and EP"},
     {"draft", cmd_draft, "MODEL [-o FILE]", "a first architecture file for a model nobody described"},
     {"run", cmd_run, "MODEL -p TEXT", "generate once"},
+    {"prompt", cmd_prompt, "MODEL --messages FILE",
+     "what a conversation becomes: text, token ids, placeholders"},
     {"record", cmd_record, "MODEL -o TRACE",
      "run it exactly, layer by layer from disk, and write what it computed"},
     {"compare", cmd_compare, "TRACE TRACE|MODEL",

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Owns: what this build's own kernels lack for a model: storage schemes and types of its weights, operators
- * of its text graph. One finding for all of it: it is a statement about the program, not about the
- * checkpoint. Refuses to keep a list of its own: spec (formats of weights) and day0/ops.def say what is
- * computed.
+ * of its text graph, roundings of activations that the release asks for. One finding for all of the former:
+ * it is a statement about the program, not about the checkpoint. Refuses to keep a list of its own: spec
+ * (formats of weights) and day0/ops.def say what is computed.
  */
 #include "preflight/preflight_internal.h"
 
@@ -52,6 +52,31 @@ static void list_operators(const struct graph *g, struct strbuf *out)
     }
 }
 
+/* Unless spec_open() was asked for them and has said so. */
+static int check_activations(const struct spec *s, struct findings *f, struct err *e)
+{
+    uint64_t schemes[UINT8_MAX + 1] = {0};
+    struct strbuf weights = STRBUF_INIT;
+    for (size_t i = 0; i < f->n; i++)
+        if (f->items[i].id == FINDING_P006)
+            return ERR_OK;
+    for (size_t i = 0; i < s->n_weights; i++)
+        if (s->weights[i].value != D0_NO_VALUE && spec_asks_in_vain(&s->weights[i]))
+            schemes[s->weights[i].form.scheme] += s->weights[i].count;
+    for (uint32_t i = 0; i < ARRAY_LEN(schemes); i++)
+        if (schemes[i])
+            list_one(&weights, spec_scheme_name(i), schemes[i]);
+    bool failed = strbuf_failed(&weights);
+    if (!failed && weights.len)
+        finding_add_severity(f, FINDING_P006, SEVERITY_INFO, s->architecture,
+                             "the default, --activations exact, rounds nothing",
+                             "the release asks for activations in a way that nothing here computes, of "
+                             "weights stored as %s",
+                             strbuf_cstr(&weights));
+    strbuf_release(&weights);
+    return failed ? err_set(e, ERR_NOMEM, "no memory to list what is not computed here") : ERR_OK;
+}
+
 int preflight_kernels(const struct spec *s, bool runs_here, struct findings *f, struct err *e)
 {
     struct strbuf weights = STRBUF_INIT, operators = STRBUF_INIT;
@@ -66,5 +91,7 @@ int preflight_kernels(const struct spec *s, bool runs_here, struct findings *f, 
                              operators.len ? "computes the operators " : "", strbuf_cstr(&operators));
     strbuf_release(&weights);
     strbuf_release(&operators);
-    return failed ? err_set(e, ERR_NOMEM, "no memory to list what is not computed here") : ERR_OK;
+    if (failed)
+        return err_set(e, ERR_NOMEM, "no memory to list what is not computed here");
+    return check_activations(s, f, e);
 }

@@ -105,6 +105,7 @@ int preflight_inspect(struct ckpt *c, const struct spec *s, struct arena *arena,
             out->operators[out->n_operators++] = (struct preflight_operator){
                 .name = s->outside[i].op, .group = s->outside[i].group, .count = s->outside[i].count};
     count_schemes(s, out);
+    out->n_activations = spec_activations_asked(s, out->activations);
     int rc = plan_degrees(s, arena, &out->layouts, e);
     return rc ? rc : ckpt_manifest_sha256(c, out->manifest_sha256, e);
 }
@@ -192,6 +193,19 @@ void preflight_write_layouts(const struct plan_degrees *d, struct json_writer *w
     write_degrees("ep_degrees", "ep", d->ep, d->n_ep, w);
 }
 
+void preflight_write_activations(const struct spec_asked *asked, size_t n, struct json_writer *w)
+{
+    json_key(w, "released_activations");
+    json_begin_array(w);
+    for (size_t i = 0; i < n; i++) {
+        json_begin_object(w);
+        json_put_string(w, "rounding", asked[i].name);
+        json_put_u64(w, "weights", asked[i].weights);
+        json_end_object(w);
+    }
+    json_end_array(w);
+}
+
 static void write_lists(const struct preflight_inspection *x, struct json_writer *w)
 {
     json_key(w, "dtypes");
@@ -224,6 +238,7 @@ static void write_lists(const struct preflight_inspection *x, struct json_writer
         json_end_object(w);
     }
     json_end_array(w);
+    preflight_write_activations(x->activations, x->n_activations, w);
     preflight_write_layouts(&x->layouts, w);
 }
 

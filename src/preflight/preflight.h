@@ -30,13 +30,14 @@ struct preflight_options {
 };
 
 /* Adds findings to those of ckpt_open() and spec_open(): C005, C009, W009, W010, W011, W013, T001..T003,
- * W017, M001, P001, P004 (these two about options->card), P005 (not with a card). s: NULL where there is no
- * description; then only what needs none is checked. Errors: ERR_NOMEM, ERR_IO. */
+ * W017, M001, P001, P004 (these two about options->card), P005 and P006 (not with a card). s: NULL where
+ * there is no description; then only what needs none is checked. Errors: ERR_NOMEM, ERR_IO. */
 int preflight_check(struct ckpt *c, const struct spec *s, const struct preflight_options *o,
                     struct findings *f, struct d0 *d0, struct err *e);
 
-/* P005 alone: what of the text graph this build does not compute: storage of weights, operators. Severity
- * error if the model is to be run here, else information. Also a part of preflight_check. Errors: ERR_NOMEM.
+/* P005: what of the text graph this build does not compute: storage of weights, operators. Severity error if
+ * the model is to be run here, else information. P006 as information, unless there is one: activations as the
+ * release asks for them that nothing computes. Also a part of preflight_check. Errors: ERR_NOMEM.
  */
 int preflight_kernels(const struct spec *s, bool runs_here, struct findings *f, struct err *e);
 
@@ -176,6 +177,8 @@ struct preflight_inspection { /* strings belong to the checkpoint and the descri
     uint64_t n_experts;
     struct preflight_operator schemes[24]; /* weights by how they are stored */
     size_t n_schemes;
+    struct spec_asked activations[SPEC_MAX_ASKED]; /* roundings that the release asks for */
+    size_t n_activations;
     struct plan_degrees layouts;
 };
 
@@ -183,6 +186,8 @@ struct preflight_inspection { /* strings belong to the checkpoint and the descri
 int preflight_inspect(struct ckpt *c, const struct spec *s, struct arena *arena,
                       struct preflight_inspection *out, struct err *e);
 void preflight_write_inspection(const struct preflight_inspection *x, struct json_writer *w);
+/* "released_activations" as a member of an object that is open. */
+void preflight_write_activations(const struct spec_asked *asked, size_t n, struct json_writer *w);
 /* "tp_degrees" and "ep_degrees" as members of an object that is open. */
 void preflight_write_layouts(const struct plan_degrees *d, struct json_writer *w);
 

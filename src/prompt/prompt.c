@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * The text front: reads tokenizer.json and tokenizer_config.json of a directory, joins the stop ids of all
- * files that name some, and turns text or messages into ids. Owns the tokenizer. Refuses to guess: a chat
- * template exists and cannot be rendered here, so messages are an error then, not a plain rendering that the
+ * files that name some, and turns text into ids. Owns the tokenizer and the templates. Refuses to guess:
+ * where a chat template exists and cannot be rendered, messages are an error, not a plain rendering that the
  * model was never trained on.
  */
-#include "prompt/prompt.h"
+#include "prompt/prompt_impl.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -13,13 +13,6 @@
 #include "base/file.h"
 
 #define MAX_FILE (128u << 20)
-
-static bool has_file(struct ckpt *c, const char *name)
-{
-    struct file_info info = {0};
-    const char *path = ckpt_path(c, name);
-    return path && file_stat(path, &info, NULL) == ERR_OK && info.exists && info.is_file;
-}
 
 /* 0 and *t set, or a finding and *t NULL; negative: could not work. */
 static int read_tokenizer(struct ckpt *c, struct tokenizer **t, struct findings *f, struct mem *mem,
@@ -106,10 +99,9 @@ static int read_config(struct prompt_front *p, struct ckpt *c, struct findings *
         *bad = true;
         return ERR_OK;
     }
-    const struct json *chat = json_get(config, "chat_template");
-    p->has_template = (chat && chat->type != JSON_NULL) || has_file(c, "chat_template.jinja") ||
-                      has_file(c, "chat_template.json");
-    p->template_kind = p->has_template ? "jinja (not rendered by this build)" : "none (plain)";
+    rc = templates_read(p, c, config, e);
+    if (rc)
+        return rc;
     add_stop(p, named_token(p->tokenizer, config, "eos_token"));
     int32_t bos = named_token(p->tokenizer, config, "bos_token"), added = first_of_empty(p->tokenizer);
     p->bos_id = bos >= 0 ? bos : p->spec->bos_id;
@@ -193,14 +185,15 @@ void prompt_close(struct prompt_front *p)
 {
     if (p == NULL)
         return;
+    for (uint32_t i = 0; i < p->n_templates; i++)
+        jinja_close(p->templates[i].jinja);
     tokenizer_close(p->tokenizer);
     arena_release(&p->arena);
     free(p);
 }
 
-/* Appends the ids with exactly one BOS in front where the model has one. */
-static int encode_once(const struct prompt_front *p, const char *text, size_t n, unsigned flags,
-                       struct ids *out, struct err *e)
+int encode_once(const struct prompt_front *p, const char *text, size_t n, unsigned flags, struct ids *out,
+                struct err *e)
 {
     size_t mark = out->n;
     if (p->force_bos) {
@@ -225,88 +218,4 @@ static int encode_once(const struct prompt_front *p, const char *text, size_t n,
 int prompt_text(const struct prompt_front *p, const char *text, size_t n, struct ids *out, struct err *e)
 {
     return encode_once(p, text, n, TOKENIZE_SPECIAL | TOKENIZE_PARSE_SPECIAL, out, e);
-}
-
-/* ---- messages ---- */
-
-static int add_part(const struct json *part, uint32_t message, struct strbuf *out, struct err *e)
-{
-    const char *type = json_string(json_get(part, "type"));
-    const struct json *text = json_get(part, "text");
-    if (type == NULL)
-        return err_set(e, ERR_INVALID, "messages[%u].content: a part has no type", message);
-    if (strcmp(type, "text") != 0)
-        return err_set(e, ERR_UNSUPPORTED, "messages[%u].content: parts of type \"%.40s\" are not supported",
-                       message, type);
-    if (json_string(text) == NULL)
-        return err_set(e, ERR_INVALID, "messages[%u].content: a text part has no text", message);
-    strbuf_add(out, text->as.string, text->n);
-    return ERR_OK;
-}
-
-static int add_message(const struct json *m, uint32_t i, struct strbuf *out, struct err *e)
-{
-    const struct json *content = json_get(m, "content");
-    if (m->type != JSON_OBJECT)
-        return err_set(e, ERR_INVALID, "messages[%u] is no object", i);
-    if (json_string(json_get(m, "role")) == NULL)
-        return err_set(e, ERR_INVALID, "messages[%u].role is missing or no string", i);
-    for (uint32_t k = 0; k < m->n; k++) {
-        const struct json_member *member = &m->as.members[k];
-        static const char *const known[] = {"role", "content", "name"};
-        bool ok = member->value.type == JSON_NULL;
-        for (size_t j = 0; j < ARRAY_LEN(known); j++)
-            ok = ok || strcmp(member->key, known[j]) == 0;
-        if (!ok)
-            return err_set(e, ERR_UNSUPPORTED, "messages[%u].%.40s is not supported", i, member->key);
-    }
-    if (i > 0)
-        strbuf_putc(out, '\n');
-    if (content && content->type == JSON_STRING) {
-        strbuf_add(out, content->as.string, content->n);
-        return ERR_OK;
-    }
-    if (content == NULL || content->type != JSON_ARRAY)
-        return err_set(e, ERR_INVALID, "messages[%u].content is missing or neither a string nor an array", i);
-    for (uint32_t k = 0; k < content->n; k++) {
-        int rc = add_part(json_at(content, k), i, out, e);
-        if (rc)
-            return rc;
-    }
-    return ERR_OK;
-}
-
-static int render_plain(const struct json *messages, struct strbuf *out, struct err *e)
-{
-    if (messages == NULL || messages->type != JSON_ARRAY || messages->n == 0)
-        return err_set(e, ERR_INVALID, "messages is missing, empty or no array");
-    if (messages->n > PROMPT_MAX_MESSAGES)
-        return err_set(e, ERR_LIMIT, "%u messages, more than %d", messages->n, PROMPT_MAX_MESSAGES);
-    for (uint32_t i = 0; i < messages->n; i++) {
-        int rc = add_message(json_at(messages, i), i, out, e);
-        if (rc)
-            return rc;
-    }
-    return strbuf_failed(out) ? err_set(e, ERR_NOMEM, "out of memory for the prompt") : ERR_OK;
-}
-
-int prompt_messages(const struct prompt_front *p, const struct json *messages, struct strbuf *rendered,
-                    struct ids *out, struct err *e)
-{
-    struct strbuf text = STRBUF_INIT;
-    if (p->has_template) {
-        err_set(e, ERR_UNSUPPORTED, "this model's chat template cannot be rendered by this build");
-        err_hint(e, "render it elsewhere and send the text as a plain prompt");
-        return ERR_UNSUPPORTED;
-    }
-    int rc = render_plain(messages, &text, e);
-    if (rc == 0)
-        rc = encode_once(p, strbuf_cstr(&text), text.len, TOKENIZE_SPECIAL, out, e);
-    if (rc == 0 && rendered) {
-        strbuf_add(rendered, strbuf_cstr(&text), text.len);
-        if (strbuf_failed(rendered))
-            rc = err_set(e, ERR_NOMEM, "out of memory for the prompt");
-    }
-    strbuf_release(&text);
-    return rc;
 }

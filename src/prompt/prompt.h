@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The text front of a model: tokenizer, special ids and chat rendering of one directory. Turns messages or
+ * The text front of a model: tokenizer, special ids and chat templates of one directory. Turns messages or
  * text into ids, once and only once with BOS. Models without a chat template are rendered plainly (message
- * contents joined by newlines) and say so; a template this build cannot render is refused, never
- * approximated.
+ * contents joined by newlines) and say so; a template that cannot be rendered is refused, never approximated.
  */
 #ifndef PROMPT_PROMPT_H
 #define PROMPT_PROMPT_H
@@ -19,15 +18,39 @@ struct prompt_front {
     const char *model_name; /* last component of the directory */
     int32_t stop_ids[20];   /* union of spec's eos and the tokenizer's */
     uint32_t n_stop;
-    uint32_t vocab_limit;      /* ids from here on cannot be sampled: no token has them; 0 none */
-    bool has_template;         /* a chat template exists */
-    const char *template_kind; /* "none (plain)" or "jinja (not rendered by this build)" */
-    int32_t bos_id;            /* -1 none */
-    bool force_bos;            /* tokenizer_config.json asks for a BOS that tokenizer.json does not add */
+    uint32_t vocab_limit;              /* ids from here on cannot be sampled: no token has them; 0 none */
+    bool has_template;                 /* a chat template exists */
+    bool template_works;               /* and is understood */
+    const char *template_kind;         /* "none (plain)", "jinja", or "jinja (not understood)" */
+    struct prompt_template *templates; /* by name; the first is the default one */
+    uint32_t n_templates;
+    struct err template_error;      /* where there is one and it is not understood */
+    const struct json *token_names; /* object: bos_token and the like -> text, for templates */
+    int32_t media_ids[8];           /* what pictures, videos and sound become in a prompt */
+    uint32_t n_media;
+    int32_t bos_id; /* -1 none */
+    bool force_bos; /* tokenizer_config.json asks for a BOS that tokenizer.json does not add */
     struct arena arena;
 };
 
 #define PROMPT_MAX_MESSAGES 4096
+
+struct prompt_template {
+    const char *name; /* "default", "tool_use", ... */
+    struct jinja_template *jinja;
+};
+
+/* A conversation as chat/completions has it. */
+struct prompt_chat {
+    const struct json *messages;
+    const struct json *tools; /* array, or NULL */
+    const struct json
+        *variables;            /* object: further variables of the template (chat_template_kwargs), or NULL */
+    bool no_generation_prompt; /* add_generation_prompt: false */
+    bool parse_special;        /* special tokens in messages become ids, as transformers does */
+    bool media;                /* parts that are not text are allowed: the template says what they become */
+    int64_t now;               /* for strftime_now; 0: the clock */
+};
 
 /* Findings T001..T003 for what is wrong with the tokenizer: then *out is NULL and the return ERR_OK. */
 int prompt_open(struct prompt_front **out, struct ckpt *c, const struct spec *s, struct findings *f,
@@ -37,9 +60,16 @@ void prompt_close(struct prompt_front *p);
 /* Special tokens in the text become ids. A BOS written at its beginning counts as the one BOS. ERR_FORMAT: no
  * UTF-8; ERR_LIMIT. */
 int prompt_text(const struct prompt_front *p, const char *text, size_t n, struct ids *out, struct err *e);
-/* messages: JSON array of {"role","content"}; content a string or an array of {"type":"text","text"}; images
- * are ERR_UNSUPPORTED here. Special tokens in messages stay text: who writes a message does not end it.
- * `rendered` may be NULL. */
+/* The conversation as text and ids. By the model's template: tools choose the one named tool_use where there
+ * is one; the template writes BOS itself, the tokenizer adds nothing. Without a template: contents joined by
+ * newlines, and only role, content and name are allowed. Special tokens within what messages, tools and
+ * variables say stay text, however the template cuts and joins it: who writes a message does not end it
+ * (parse_special: not so). ERR_INVALID names what is wrong with a message, or what the template says;
+ * ERR_UNSUPPORTED: parts, or templates, that this build does not render; ERR_LIMIT. Either of rendered and
+ * out may be NULL. */
+int prompt_chat(const struct prompt_front *p, const struct prompt_chat *c, struct strbuf *rendered,
+                struct ids *out, struct err *e);
+/* The same for messages alone, with a generation prompt. */
 int prompt_messages(const struct prompt_front *p, const struct json *messages, struct strbuf *rendered,
                     struct ids *out, struct err *e);
 

@@ -94,6 +94,7 @@ static void write_exactness(struct json_writer *w, const struct serve *s)
 {
     uint32_t mask = engine_fusions(s->engine);
     json_put_bool(w, "exact", engine_exact(s->engine));
+    json_put_string(w, "activations", s->o.activations ? s->o.activations : "exact");
     json_key(w, "fusions");
     json_begin_array(w);
     for (unsigned i = 0; i < FUSION_N; i++)

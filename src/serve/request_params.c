@@ -97,6 +97,24 @@ static int read_messages(struct request_params *p, const char *name, const struc
     return 0;
 }
 
+static int read_template_variables(struct request_params *p, const char *name, const struct json *v,
+                                   struct api_error *err)
+{
+    if (v->type != JSON_OBJECT)
+        return wrong(err, name, "must be an object");
+    p->template_variables = v->n ? v : NULL;
+    return 0;
+}
+
+static int read_generation_prompt(struct request_params *p, const char *name, const struct json *v,
+                                  struct api_error *err)
+{
+    bool wanted = true;
+    int rc = read_bool(&wanted, name, v, err);
+    p->no_generation_prompt = !wanted;
+    return rc;
+}
+
 static int read_max_tokens(struct request_params *p, const char *name, const struct json *v,
                            struct api_error *err)
 {
@@ -318,6 +336,8 @@ static const struct {
     {"top_logprobs", ENDPOINT_CHAT, read_top_count},
     {"ignore_eos", BOTH, read_ignore_eos},
     {"return_token_ids", BOTH, read_token_ids},
+    {"chat_template_kwargs", ENDPOINT_CHAT, read_template_variables},
+    {"add_generation_prompt", ENDPOINT_CHAT, read_generation_prompt},
     /* accepted where they change nothing */
     {"user", BOTH, accept_any},
     {"metadata", BOTH, accept_any},

@@ -34,11 +34,13 @@ struct stop_string {
 
 struct request_params {
     enum endpoint endpoint;
-    const char *model;           /* into the JSON tree */
-    const struct json *prompt;   /* a string; NULL if ids or messages are given */
-    const struct json *ids;      /* array of integers, each within int32 and not negative */
-    const struct json *messages; /* an array */
-    int64_t max_tokens;          /* -1: not given */
+    const char *model;                     /* into the JSON tree */
+    const struct json *prompt;             /* a string; NULL if ids or messages are given */
+    const struct json *ids;                /* array of integers, each within int32 and not negative */
+    const struct json *messages;           /* an array */
+    const struct json *template_variables; /* chat_template_kwargs: an object, or NULL */
+    bool no_generation_prompt;
+    int64_t max_tokens; /* -1: not given */
     float temperature, top_p;
     uint32_t top_k;
     bool has_seed;

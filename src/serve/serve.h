@@ -20,6 +20,7 @@ struct serve_options {
     size_t max_body;          /* 0: 8 MiB */
     bool prefix_cache;
     uint32_t prefill_chunk;   /* 0: whole budget */
+    const char *activations;  /* what goes into products, shown in /health; NULL: "exact" */
     uint64_t predicted_bytes; /* memory the plan predicts, shown in /health and /metrics */
     uint32_t max_context;     /* tokens of one request; 0: what model and pages allow */
     uint64_t ping_ns;         /* a silent stream gets a comment this often; 0: 5 s */

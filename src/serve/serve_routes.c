@@ -113,7 +113,11 @@ static int make_prompt(struct serve *s, const struct request_params *p, struct i
     if (p->prompt)
         rc = prompt_text(s->front, p->prompt->as.string, p->prompt->n, ids, &e);
     else
-        rc = prompt_messages(s->front, p->messages, NULL, ids, &e);
+        rc = prompt_chat(s->front,
+                         &(struct prompt_chat){.messages = p->messages,
+                                               .variables = p->template_variables,
+                                               .no_generation_prompt = p->no_generation_prompt},
+                         NULL, ids, &e);
     return rc ? prompt_error(err, p, &e) : 0;
 }
 

@@ -363,6 +363,17 @@ static bool has_finding(const struct findings *f, enum finding_id id)
     return false;
 }
 
+/* A wish of the release that cannot be met is a finding: whoever asked for it runs nothing. */
+static int ask_activations(struct opening *x, struct ckpt *c, struct err *e)
+{
+    int rc = spec_set_activations(x->s, c, x->o->activations, e);
+    if (rc != ERR_UNSUPPORTED && rc != ERR_MISSING && rc != ERR_MISMATCH)
+        return rc;
+    finding_add(x->f, FINDING_P006, x->s->architecture, "%s", e->message);
+    err_clear(e);
+    return ERR_OK;
+}
+
 int spec_open(struct spec **out, struct ckpt *c, const struct spec_options *o, struct findings *f,
               struct d0 *d0, struct err *e)
 {
@@ -398,7 +409,7 @@ int spec_open(struct spec **out, struct ckpt *c, const struct spec_options *o, s
     if (!unreadable)
         rc = explain(&x, rc, &local);
     if (!rc && !x.done)
-        rc = spec_set_activations(x.s, c, x.o->activations, &local);
+        rc = ask_activations(&x, c, &local);
     arena_release(&x.scratch);
     if (rc || x.done) {
         spec_close(x.s);

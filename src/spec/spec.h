@@ -190,9 +190,20 @@ int spec_open(struct spec **out, struct ckpt *c, const struct spec_options *o, s
               struct d0 *d0, struct err *e);
 void spec_close(struct spec *s);
 
-/* Sets the rounding of every product of the graph. spec_open() does so where it is asked to. ERR_UNSUPPORTED,
- * ERR_MISSING, ERR_MISMATCH: the weight whose wish cannot be met is named. */
+/* Sets the rounding of every product of the graph. spec_open() does so where it is asked to, and of these
+ * errors makes finding P006 (the graph then rounds nothing). ERR_UNSUPPORTED, ERR_MISSING, ERR_MISMATCH: the
+ * weight whose wish cannot be met is named, and nothing is rounded. */
 int spec_set_activations(struct spec *s, struct ckpt *c, enum spec_activations a, struct err *e);
+/* The roundings that the release asks for, and of how many weights of the text (experts one by one); those
+ * that ask for none are left out. Returns how many kinds; the last may be SPEC_NOT_COMPUTED. */
+#define SPEC_MAX_ASKED    16
+#define SPEC_NOT_COMPUTED "not computed here"
+struct spec_asked {
+    const char *name;
+    uint64_t weights;
+};
+bool spec_asks_in_vain(const struct spec_weight *w); /* SPEC_NOT_COMPUTED */
+size_t spec_activations_asked(const struct spec *s, struct spec_asked out[SPEC_MAX_ASKED]);
 /* Bits of the coarsest rounding of activations; 0: nothing is rounded. */
 uint32_t spec_activation_bits(const struct graph *g);
 /* What two computations of such a variant may differ by: relative L2 of a row, and of a logit over the

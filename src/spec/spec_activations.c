@@ -138,6 +138,19 @@ static int set_node(const struct spec *s, struct ckpt *c, struct d0_node *n, enu
     return ok ? ERR_OK : err_set(e, ERR_LIMIT, "a node has no room for the rounding of its activations");
 }
 
+/* All or nothing: a graph that rounds half of its products is no variant of anything. */
+static void round_nothing(struct graph *g)
+{
+    for (uint32_t i = 0; i < g->n_nodes; i++)
+        if (node_attr_i(&g->nodes[i], D0_ATTR_X_FORMAT, 0)) {
+            node_set_attr_i(&g->nodes[i], D0_ATTR_X_FORMAT, D0_X_EXACT);
+            if (node_attr_f(&g->nodes[i], D0_ATTR_X_SCALE, 0) != 0)
+                node_set_attr_f(&g->nodes[i], D0_ATTR_X_SCALE, 0);
+            if (node_attr_f(&g->nodes[i], D0_ATTR_H_SCALE, 0) != 0)
+                node_set_attr_f(&g->nodes[i], D0_ATTR_H_SCALE, 0);
+        }
+}
+
 int spec_set_activations(struct spec *s, struct ckpt *c, enum spec_activations a, struct err *e)
 {
     int rc = ERR_OK;
@@ -147,7 +160,28 @@ int spec_set_activations(struct spec *s, struct ckpt *c, enum spec_activations a
         if (n->op == D0_OP_LINEAR || n->op == D0_OP_GROUP_LINEAR || n->op == D0_OP_EXPERTS)
             rc = set_node(s, c, n, a, e);
     }
+    if (rc)
+        round_nothing(s->graph);
     return rc;
+}
+
+bool spec_asks_in_vain(const struct spec_weight *w)
+{
+    return w->form.x_format == QUANT_X_UNKNOWN;
+}
+
+size_t spec_activations_asked(const struct spec *s, struct spec_asked out[SPEC_MAX_ASKED])
+{
+    uint64_t count[QUANT_X_UNKNOWN + 1] = {0};
+    size_t n = 0;
+    for (size_t i = 0; i < s->n_weights; i++)
+        if (s->weights[i].value != D0_NO_VALUE)
+            count[s->weights[i].form.x_format] += s->weights[i].count;
+    for (uint32_t i = 1; i < ARRAY_LEN(count) && n < SPEC_MAX_ASKED; i++)
+        if (count[i])
+            out[n++] = (struct spec_asked){
+                i == QUANT_X_UNKNOWN ? SPEC_NOT_COMPUTED : tensor_rounding(i)->name, count[i]};
+    return n;
 }
 
 uint32_t spec_activation_bits(const struct graph *g)

@@ -7,15 +7,20 @@
  * All arithmetic is float32, rounded after each operation. A scale s comes from the largest magnitude `a` of
  * its run:
  *
- *  LARGEST     s = a / 127 or a / 448. vLLM's and Ascend's int8 per token, FP8 per token and DeepSeek's
- * act_quant do so (compressed-tensors' own emulation takes 127.5 for int8: 0.4 % of a step more). They put
- * small floors under s (1e-10; 1e-4 under a; 1/(448*512)); here there is none, so small rows keep their bits.
+ *  LARGEST     s = a / 127 or a / 448.
+ *    vLLM's dynamic_scaled_int8_quant (a / 127.0f, and the saturating nearest of x * (127 / a)), SGLang's and
+ *    Ascend's int8 per token do so, FP8 per token and DeepSeek's act_quant as well. compressed-tensors'
+ *    calculate_qparams takes (127 + 128) / 2 = 127.5 for int8, 0.4 % of a step more: that calibrates and
+ *    emulates, and what serves such a release is the kernels above, so 127 is the definition here. They put
+ *    small floors under s (1e-10; 1e-4 under a; 1/(448*512)); here there is none, so small rows keep their
+ *    bits.
  *  POWER_UP    the least power of two, at least 2^-126, that is not below a / 448: DeepSeek's
- * fast_round_scale, NVIDIA's conversion to E8M0 rounding up. POWER_NEAR  2^(e - 2), e the exponent of a once
- * a mantissa of 1.75 or more has gone to the next; at least 2^-126: compressed-tensors'
- * generate_mxfp4_scales. Values up to 1.75 * 2^e of 1.5 * 2^e saturate. E4M3        c = (a / 6) / x_scale to
- * the nearest E4M3, at most 448; s = c * x_scale. ModelOpt stores x_scale = largest / (6 * 448); vLLM and
- * TensorRT-LLM compute c so. GIVEN       s = x_scale.
+ *    fast_round_scale, NVIDIA's conversion to E8M0 rounding up.
+ *  POWER_NEAR  2^(e - 2), e the exponent of a once a mantissa of 1.75 or more has gone to the next; at least
+ *    2^-126: compressed-tensors' generate_mxfp4_scales. Values up to 1.75 * 2^e of 1.5 * 2^e saturate.
+ *  E4M3        c = (a / 6) / x_scale to the nearest E4M3, at most 448; s = c * x_scale. ModelOpt stores
+ *    x_scale = largest / (6 * 448); vLLM and TensorRT-LLM compute c so.
+ *  GIVEN       s = x_scale.
  *
  * The code is x / s to the nearest of its type, ties to even, at most the largest finite one; the value is
  * code * s. s == 0 gives zeroes. A run with a NaN or an infinity is NaN throughout, as it is where such

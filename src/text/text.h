@@ -2,7 +2,7 @@
  *
  * Tokenizers from data (tokenizer.json): text to ids, ids to text, and a stream that never emits half a
  * character. Never chooses by name or hash of a model; refuses, naming it, whatever part of the file it does
- * not implement.
+ * not implement. And chat templates: jinja2's language as transformers sets it up, interpreted under caps.
  */
 #ifndef TEXT_TEXT_H
 #define TEXT_TEXT_H
@@ -44,6 +44,13 @@ void ids_release(struct ids *v);
 /* Appends to *out. Text must be UTF-8 (ERR_FORMAT with the byte offset). */
 int tokenizer_encode(const struct tokenizer *t, const char *text, size_t n, unsigned flags, struct ids *out,
                      struct err *e);
+/* The same, where special tokens in some ranges of bytes (in order, not overlapping; also those that only
+ * touch one) stay text whatever the flags say. */
+struct text_range {
+    size_t from, to;
+};
+int tokenizer_encode_parts(const struct tokenizer *t, const char *text, size_t n, unsigned flags,
+                           const struct text_range *plain, size_t n_plain, struct ids *out, struct err *e);
 
 /* Decoding one id after another. feed appends to out the bytes that became certain: whole UTF-8 characters
  * only; finish flushes what is left, incomplete sequences as U+FFFD. Special tokens give no text unless
@@ -62,5 +69,59 @@ void detokenizer_init(struct detokenizer *d, const struct tokenizer *t, bool kee
 int detokenizer_skip(struct detokenizer *d, const int32_t *ids, size_t n, struct err *e);
 int detokenizer_feed(struct detokenizer *d, int32_t id, struct strbuf *out, struct err *e);
 int detokenizer_finish(struct detokenizer *d, struct strbuf *out, struct err *e);
+
+/* ---- chat templates ----
+ *
+ * The language and the printing of values are those of Python's jinja2 as transformers sets it up: an
+ * immutable sandbox, trim_blocks, lstrip_blocks, break and continue, the generation tag, tojson without HTML
+ * escapes, raise_exception, strftime_now. Templates are not trusted: a rendering ends with ERR_LIMIT when its
+ * steps, bytes or nesting are spent. docs/templates.md lists what is not implemented.
+ */
+struct jinja_template;
+
+/* source: UTF-8, copied. ERR_FORMAT (with the line), ERR_UNSUPPORTED (names the tag), ERR_LIMIT, ERR_NOMEM.
+ * Immutable afterwards: any number of threads may render it. */
+int jinja_open(struct jinja_template **out, const char *source, size_t n, struct mem *mem, struct err *e);
+void jinja_close(struct jinja_template *t);
+bool jinja_uses(const struct jinja_template *t, const char *name); /* a variable of this name is mentioned */
+
+struct jinja_variable {
+    const char *name;
+    const struct json *value; /* NULL: text is the value */
+    const char *text;
+    bool marked; /* written by somebody who is not trusted: see jinja_output */
+};
+
+/* A text of a marked variable that is one of these words as a whole is not marked: the roles of messages,
+ * which templates build their own tokens from. */
+#define JINJA_PLAIN_WORDS                                                                                    \
+    {                                                                                                        \
+        "system", "user", "assistant", "tool", "developer", "function", "ipython", "model"                   \
+    }
+
+struct jinja_options {
+    int64_t now;         /* of strftime_now, seconds since 1970, shown in local time; 0: the clock */
+    uint64_t max_steps;  /* 0: 20 million */
+    uint64_t max_memory; /* bytes; 0: 256 MiB */
+    size_t max_output;   /* bytes of the result and of every text on the way; 0: 16 MiB */
+    unsigned max_depth;  /* 0: 600 */
+    bool json_spelling;  /* values print as in JSON (true, [1, 2], null) and numbers may be added to texts, as
+                            templates written for JavaScript expect; off: as Python prints them */
+};
+
+/* text, and which of its bytes came from marked variables, however they were cut, joined or replaced on the
+ * way: ranges of bytes in order, not touching. */
+struct jinja_output {
+    struct strbuf text;
+    struct text_range *marked;
+    size_t n_marked, capacity;
+};
+void jinja_output_release(struct jinja_output *out);
+
+/* *out must be zero or released. o may be NULL. ERR_INVALID: the template raised an exception
+ * (raise_exception) or failed on these variables (its message names the line); ERR_UNSUPPORTED; ERR_LIMIT;
+ * ERR_NOMEM. */
+int jinja_render(const struct jinja_template *t, const struct jinja_variable *variables, size_t n,
+                 const struct jinja_options *o, struct jinja_output *out, struct err *e);
 
 #endif

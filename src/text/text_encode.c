@@ -10,9 +10,22 @@
 
 #include "text/text_impl.h"
 
+/* Where in a raw piece the occurrences of a normalized special token were found so far. */
+struct cursor {
+    uint32_t piece; /* number of the piece that `at` belongs to */
+    size_t at;
+};
+
 struct encoder {
     const struct tokenizer *t;
     unsigned flags;
+    const char *text; /* the whole, for offsets */
+    const struct text_range *plain;
+    size_t n_plain;
+    struct cursor *cursors; /* one per added token, where plain ranges and normalized special tokens meet */
+    uint32_t n_pieces;
+    const char *piece; /* being encoded, as given */
+    size_t piece_bytes;
     struct ids *out;
     struct bpe_scratch scratch;
     struct strbuf normalized, spare; /* spare: second buffer where a stage rewrites text */
@@ -216,6 +229,52 @@ static size_t spaces_before(const char *s, size_t from, size_t to)
     return to - end;
 }
 
+/* Does text[from..to) touch a range whose special tokens are text? */
+static bool is_plain(const struct encoder *x, size_t from, size_t to)
+{
+    size_t lo = 0, hi = x->n_plain;
+    while (lo < hi) {
+        size_t mid = (lo + hi) / 2;
+        if (x->plain[mid].to <= from)
+            lo = mid + 1;
+        else
+            hi = mid;
+    }
+    return lo < x->n_plain && x->plain[lo].from < to;
+}
+
+/* The same for a token found in normalized text, where offsets are lost: its k-th occurrence is taken to be
+ * the k-th of its content in the piece as given. One that is not found there counts as plain where the piece
+ * touches a range: a special token is never made up from text that must not have any. */
+static bool is_plain_normalized(struct encoder *x, int32_t index)
+{
+    const struct span content = x->t->added[index].content;
+    struct cursor *c = &x->cursors[index];
+    size_t base = (size_t)(x->piece - x->text);
+    if (c->piece != x->n_pieces)
+        *c = (struct cursor){x->n_pieces, 0};
+    const char *hit = memmem(x->piece + c->at, x->piece_bytes - c->at, content.s, content.n);
+    if (hit == NULL) {
+        c->at = x->piece_bytes;
+        return is_plain(x, base, base + x->piece_bytes);
+    }
+    size_t at = (size_t)(hit - x->piece);
+    c->at = at + content.n;
+    return is_plain(x, base + at, base + at + content.n);
+}
+
+/* May this special token, found at s, not become an id? */
+static bool stays_text(struct encoder *x, const struct trie *trie, int32_t index, const char *s, size_t len)
+{
+    if (!(x->flags & TOKENIZE_PARSE_SPECIAL))
+        return true;
+    if (x->n_plain == 0)
+        return false;
+    if (trie == &x->t->normalized)
+        return is_plain_normalized(x, index);
+    return is_plain(x, (size_t)(s - x->text), (size_t)(s - x->text) + len);
+}
+
 typedef int (*piece_fn)(struct encoder *x, const char *s, size_t n, bool first);
 
 /* Emits the ids of the added tokens of `trie` in s and hands the text between them to fn. */
@@ -232,7 +291,7 @@ static int split_added(struct encoder *x, const struct trie *trie, const char *s
             continue;
         }
         const struct added *a = &x->t->added[index];
-        if (a->special && !(x->flags & TOKENIZE_PARSE_SPECIAL)) {
+        if (a->special && stays_text(x, trie, index, s + i, len)) {
             i += len; /* plain text, but no other token may begin inside it */
             continue;
         }
@@ -259,6 +318,9 @@ static int encode_normalized(struct encoder *x, const char *s, size_t n, bool fi
 
 static int encode_piece(struct encoder *x, const char *s, size_t n, bool first)
 {
+    x->n_pieces++;
+    x->piece = s;
+    x->piece_bytes = n;
     int rc = normalize_into(x->t, s, n, &x->normalized, &x->spare, x->e);
     if (rc)
         return rc;
@@ -282,11 +344,20 @@ static int check_text(const char *text, size_t n, struct err *e)
 int tokenizer_encode(const struct tokenizer *t, const char *text, size_t n, unsigned flags, struct ids *out,
                      struct err *e)
 {
-    struct encoder x = {.t = t, .flags = flags, .out = out, .e = e};
+    return tokenizer_encode_parts(t, text, n, flags, NULL, 0, out, e);
+}
+
+int tokenizer_encode_parts(const struct tokenizer *t, const char *text, size_t n, unsigned flags,
+                           const struct text_range *plain, size_t n_plain, struct ids *out, struct err *e)
+{
+    struct encoder x = {
+        .t = t, .flags = flags, .text = text, .plain = plain, .n_plain = n_plain, .out = out, .e = e};
     size_t mark = out->n;
     int rc = check_text(text, n, e);
     if (rc)
         return rc;
+    if (n_plain && (x.cursors = calloc(t->n_added + 1, sizeof *x.cursors)) == NULL)
+        return err_set(e, ERR_NOMEM, "out of memory for token ids");
     bool post = flags & TOKENIZE_SPECIAL;
     for (size_t i = 0; post && i < t->n_before && rc == 0; i++)
         rc = ids_push(out, t->post_before[i], e);
@@ -294,6 +365,7 @@ int tokenizer_encode(const struct tokenizer *t, const char *text, size_t n, unsi
         rc = split_added(&x, &t->raw, text, n, true, encode_piece);
     for (size_t i = 0; post && i < t->n_after && rc == 0; i++)
         rc = ids_push(out, t->post_after[i], e);
+    free(x.cursors);
     strbuf_release(&x.normalized);
     strbuf_release(&x.spare);
     bpe_scratch_release(&x.scratch);

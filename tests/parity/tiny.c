@@ -12,7 +12,8 @@
  * instead: element j of row r is (rng_u64(.., r) + j) % below: different within a row. A rule with "type"
  * is for tensors of that type only. Quantised weights are not rounded from numbers: "codes" writes the bytes
  * of rng_u64(.., 0), rng_u64(.., 1), .. as they are, or with "below" base + byte % below (of F8_E4M3 without
- * its sign bit, which stays), and "shape" writes rows and columns. Refuses: a tensor that no rule matches.
+ * its sign bit, which stays unless the rule is "positive"), and "shape" writes rows and columns. Refuses: a
+ * tensor that no rule matches.
  */
 #include "tiny.h"
 
@@ -212,11 +213,13 @@ static void fill_codes(const struct st_entry *t, const struct json *rule, uint64
                        size_t bytes)
 {
     uint64_t below = 0, base = 0;
+    bool positive = false;
+    json_bool(json_get(rule, "positive"), &positive);
     json_u64(json_get(rule, "below"), &below);
     json_u64(json_get(rule, "base"), &base);
     for (size_t i = 0; i < bytes; i++) {
         uint8_t b = (uint8_t)(rng_u64(seed, i / 8) >> 8 * (i % 8));
-        uint8_t sign = t->dtype == D0_F8_E4M3 ? b & 0x80 : 0;
+        uint8_t sign = t->dtype == D0_F8_E4M3 && !positive ? b & 0x80 : 0;
         out[i] = below ? (uint8_t)(sign | (base + (b ^ sign) % below)) : b;
     }
 }

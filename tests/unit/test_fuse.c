@@ -156,6 +156,35 @@ static void test_unlike(void **state)
     graph_free(g);
 }
 
+/* The fused operators multiply rows as they are: products that round theirs stay nodes of their own,
+ * whichever of the joined ones it is. */
+static void test_rounded(void **state)
+{
+    (void)state;
+    static const struct {
+        unsigned which; /* of the LINEARs of a layer: q, k, v, o, gate, up, down */
+        uint32_t qkv, gate_up;
+    } cases[] = {{0, 1, 2}, {1, 1, 2}, {2, 1, 2}, {3, 2, 2}, {4, 2, 1}, {5, 2, 1}, {6, 2, 2}};
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        struct graph *g = tiny();
+        node_set_attr_i(node_of(g, D0_OP_LINEAR, 1, cases[i].which), D0_ATTR_X_FORMAT, D0_X_BF16);
+        expect(g, false, cases[i].qkv, cases[i].gate_up, 3, 2);
+        graph_free(g);
+    }
+    struct graph *g = tiny();
+    for (uint32_t i = 0; i < g->n_nodes; i++)
+        if (g->nodes[i].op == D0_OP_LINEAR)
+            node_set_attr_i(&g->nodes[i], D0_ATTR_X_FORMAT, D0_X_F8_BLOCK);
+    struct fused f = fuse(g, ALL, false);
+    assert_int_equal(f.nodes[FUSION_QKV] + f.nodes[FUSION_GATE_UP], 0);
+    for (uint32_t i = 0; i < f.graph->n_nodes; i++)
+        if (f.graph->nodes[i].op == D0_OP_LINEAR)
+            assert_int_equal(node_attr_i(&f.graph->nodes[i], D0_ATTR_X_FORMAT, 0), D0_X_F8_BLOCK);
+    assert_int_equal(count(f.graph, D0_OP_LINEAR), count(g, D0_OP_LINEAR));
+    graph_free(f.graph);
+    graph_free(g);
+}
+
 /* A slice ends where its last node ends: that result must not move. */
 static void test_slices(void **state)
 {
@@ -216,6 +245,7 @@ int main(void)
         cmocka_unit_test(test_applies),          cmocka_unit_test(test_keeps),
         cmocka_unit_test(test_wanted_by_others), cmocka_unit_test(test_unlike),
         cmocka_unit_test(test_slices),           cmocka_unit_test(test_names),
+        cmocka_unit_test(test_rounded),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -16,6 +16,7 @@
 #include <unistd.h>
 
 #include "base/file.h"
+#include "preflight/preflight.h"
 #include "scaling.h"
 #include "spec/quant.h"
 
@@ -158,6 +159,7 @@ struct model {
     char dir[64];
     struct st_entry entries[400];
     size_t n;
+    bool calibrated; /* scales of activations are no zeros */
     struct arena names;
     struct d0 d0;
     struct findings f;
@@ -177,6 +179,16 @@ static void add(struct model *m, const char *name, uint32_t dtype, uint32_t n_di
 }
 
 /* One matrix in a form: "bf16" "fp8" (blocks) "mxfp4" "nvfp4" "int4" "gptq". */
+/* What a calibrated release could hold: not the same everywhere, and the largest not first. */
+static const float *input_scale_of(const char *module)
+{
+    static const float usual = 0.25f, of_q = 0.5f, of_up = 0.75f, of_down = 2;
+    return strstr(module, "q_proj")                ? &of_q
+           : strstr(module, "experts.3.up_proj")   ? &of_up
+           : strstr(module, "experts.2.down_proj") ? &of_down
+                                                   : &usual;
+}
+
 static void add_matrix(struct model *m, const char *module, const char *form, int64_t n, int64_t k)
 {
     char name[160];
@@ -195,6 +207,8 @@ static void add_matrix(struct model *m, const char *module, const char *form, in
         add(m, PART("weight_scale"), D0_F8_E4M3, 2, n, k / 16);
         add(m, PART("weight_scale_2"), D0_F32, 0, 0, 0);
         add(m, PART("input_scale"), D0_F32, 0, 0, 0);
+        if (m->calibrated)
+            m->entries[m->n - 1].data = input_scale_of(module);
     } else if (strcmp(form, "int4") == 0) {
         add(m, PART("weight_packed"), D0_I32, 2, n, k / 8);
         add(m, PART("weight_scale"), D0_BF16, 2, n, k / 32);
@@ -218,12 +232,12 @@ static void write_text(const struct model *m, const char *name, const char *text
 }
 
 /* attention in one form, experts in another; NULL: no tensors at all */
-static void open_model(struct model *m, const char *config_tail, const char *beside, const char *attention,
-                       const char *experts)
+static void open_with(struct model *m, const char *config_tail, const char *beside, const char *attention,
+                      const char *experts, bool calibrated)
 {
     char config[2000], path[200], module[120];
     struct err e = {0};
-    *m = (struct model){.d0.log.fd = -1};
+    *m = (struct model){.d0.log.fd = -1, .calibrated = calibrated};
     arena_init(&m->names, NULL, MEM_SPEC);
     findings_init(&m->f, NULL);
     snprintf(m->dir, sizeof m->dir, "/tmp/day0-quant-XXXXXX");
@@ -258,6 +272,12 @@ static void open_model(struct model *m, const char *config_tail, const char *bes
         fail_msg("%s", e.message);
     if (m->s == NULL)
         fail_msg("no description: %s", m->f.n ? m->f.items[m->f.n - 1].evidence : "");
+}
+
+static void open_model(struct model *m, const char *config_tail, const char *beside, const char *attention,
+                       const char *experts)
+{
+    open_with(m, config_tail, beside, attention, experts, false);
 }
 
 static void close_model(struct model *m)
@@ -367,6 +387,91 @@ static void test_schemes(void **state)
 #define W4F  "\"num_bits\": 4, \"type\": \"float\", \"group_size\": 16"
 #define LIVE "\"dynamic\": true"
 
+static uint32_t rounded_nodes(const struct graph *g)
+{
+    uint32_t n = 0;
+    for (uint32_t k = 0; k < g->n_nodes; k++)
+        n += node_attr_i(&g->nodes[k], D0_ATTR_X_FORMAT, 0) != D0_X_EXACT;
+    return n;
+}
+
+/* Who asks for what cannot be done gets an error finding and a graph that rounds nothing; the pre-flight,
+ * which asks for nothing, information about what nothing computes. rc: of spec_set_activations(). */
+static void check_told(struct model *m, uint32_t have, int rc)
+{
+    struct spec *s = NULL;
+    struct findings asked, f;
+    struct err e = {0};
+    struct spec_asked list[SPEC_MAX_ASKED];
+    size_t n = spec_activations_asked(m->s, list);
+    assert_int_equal(n, have != D0_X_EXACT);
+    if (n)
+        assert_string_equal(list[0].name,
+                            have == QUANT_X_UNKNOWN ? SPEC_NOT_COMPUTED : tensor_rounding(have)->name);
+    findings_init(&asked, NULL);
+    findings_init(&f, NULL);
+    assert_int_equal(
+        spec_open(&s, m->c, &(struct spec_options){.activations = ACTIVATIONS_RELEASED}, &asked, &m->d0, &e),
+        0);
+    assert_non_null(s);
+    size_t told = 0, last = 0;
+    for (size_t i = 0; i < asked.n; i++)
+        if (asked.items[i].id == FINDING_P006)
+            told++, last = i;
+    assert_int_equal(told, rc != 0);
+    assert_int_equal(rounded_nodes(s->graph) > 0, rc == 0 && have != D0_X_EXACT);
+    if (told) {
+        assert_int_equal(asked.items[last].severity, SEVERITY_ERROR);
+        assert_int_equal(rounded_nodes(m->s->graph), 0); /* nor half of it */
+        size_t before = asked.n;
+        assert_int_equal(preflight_kernels(s, false, &asked, &e), 0); /* once is enough */
+        for (size_t i = before; i < asked.n; i++)
+            assert_int_not_equal(asked.items[i].id, FINDING_P006);
+    }
+    assert_int_equal(preflight_kernels(m->s, true, &f, &e), 0);
+    told = 0;
+    for (size_t i = 0; i < f.n; i++)
+        if (f.items[i].id == FINDING_P006) {
+            told++;
+            assert_int_equal(f.items[i].severity, SEVERITY_INFO);
+        }
+    assert_int_equal(told, have == QUANT_X_UNKNOWN);
+    spec_close(s);
+    findings_release(&asked);
+    findings_release(&f);
+}
+
+/* Scales of the checkpoint become attributes: of one matrix its own, of experts the largest of gate and up,
+ * and the largest of down. */
+static void test_calibrated(void **state)
+{
+    (void)state;
+    struct model m;
+    struct err e = {0};
+    unsigned seen = 0;
+    open_with(&m, "", "{\"quantization\": {\"quant_algo\": \"NVFP4\"}}", "nvfp4", "nvfp4", true);
+    assert_int_equal(spec_set_activations(m.s, m.c, ACTIVATIONS_RELEASED, &e), 0);
+    for (uint32_t k = 0; k < m.s->graph->n_nodes; k++) {
+        const struct d0_node *n = &m.s->graph->nodes[k];
+        double x = node_attr_f(n, D0_ATTR_X_SCALE, 0), h = node_attr_f(n, D0_ATTR_H_SCALE, 0);
+        const char *name =
+            n->n_inputs > 1 && n->inputs[1] != D0_NO_VALUE ? m.s->graph->info[n->inputs[1]].name : "";
+        if (node_attr_i(n, D0_ATTR_X_FORMAT, 0) == D0_X_EXACT) {
+            assert_true(x == 0 && h == 0);
+            continue;
+        }
+        assert_int_equal(node_attr_i(n, D0_ATTR_X_FORMAT, 0), D0_X_F4_NV);
+        seen++;
+        if (n->op == D0_OP_EXPERTS)
+            assert_true(x == 0.75 && h == 2);
+        else
+            assert_true(x == (name && strstr(name, "q_proj") ? 0.5 : 0.25) && h == 0);
+    }
+    assert_int_equal(seen, 5); /* q, k, v, o, experts */
+    assert_int_equal(graph_verify(m.s->graph, &e), 0);
+    close_model(&m);
+}
+
 /* What a release asks of activations, and what products get of it: nothing, unless asked. */
 static void test_activations(void **state)
 {
@@ -417,6 +522,7 @@ static void test_activations(void **state)
             assert_int_equal(node_attr_i(&m.s->graph->nodes[k], D0_ATTR_X_FORMAT, 0), D0_X_EXACT);
         int rc = spec_set_activations(m.s, m.c, ACTIVATIONS_RELEASED, &e);
         const struct tensor_rounding *r = tensor_rounding(have);
+        check_told(&m, have, rc);
         if (have == QUANT_X_UNKNOWN) {
             assert_int_equal(rc, ERR_UNSUPPORTED);
             assert_non_null(strstr(e.message, "q_proj"));
@@ -576,6 +682,7 @@ int main(void)
         cmocka_unit_test(test_parts),         cmocka_unit_test(test_schemes),
         cmocka_unit_test(test_disagreements), cmocka_unit_test(test_graph_values),
         cmocka_unit_test(test_places),        cmocka_unit_test(test_activations),
+        cmocka_unit_test(test_calibrated),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -664,7 +664,7 @@ static void pages_of_the_service(void **state)
     char *text;
     arena_init(&a, NULL, MEM_MISC);
     mem_account(&s->d0.mem, MEM_KERNELS, 4321);
-    start(s, (struct serve_options){.predicted_bytes = 12345});
+    start(s, (struct serve_options){.predicted_bytes = 12345, .activations = "released"});
     text = get(s, "/v1/models", &status);
     assert_string_equal(text_at(parse(&a, text), "data.0.id"), "tiny");
     assert_int_equal(int_at(parse(&a, text), "data.0.max_model_len"), 256);
@@ -678,6 +678,7 @@ static void pages_of_the_service(void **state)
     const struct json *v = parse(&a, text);
     free(text);
     assert_string_equal(text_at(v, "status"), "ready");
+    assert_string_equal(text_at(v, "activations"), "released");
     assert_int_equal(int_at(v, "kv_pages.total"), 2048);
     assert_int_equal(int_at(v, "memory.predicted_bytes"), 12345);
     assert_int_equal(int_at(v, "memory.predicted_kv_bytes"), 2048000);

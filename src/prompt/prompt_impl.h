@@ -1,0 +1,19 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Inside of this room: prompt.c opens a directory, prompt_template.c finds its chat templates, prompt_chat.c
+ * renders conversations.
+ */
+#ifndef PROMPT_PROMPT_IMPL_H
+#define PROMPT_PROMPT_IMPL_H
+
+#include "prompt/prompt.h"
+
+/* Fills the template_* members, token_names and media_ids. config: tokenizer_config.json, or NULL. A template
+ * that is not understood is no error here: messages are refused later, with its reason. */
+int templates_read(struct prompt_front *p, struct ckpt *c, const struct json *config, struct err *e);
+
+/* Appends the ids with exactly one BOS in front where the model has one. */
+int encode_once(const struct prompt_front *p, const char *text, size_t n, unsigned flags, struct ids *out,
+                struct err *e);
+
+#endif
