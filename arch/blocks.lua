@@ -111,3 +111,12 @@ function qwen3_vision(v, at, token)
     return scope("merger", function() return merger(x, false) end), table.unpack(given, 1, #given)
   end) end)
 end
+
+-- Kimi-K2 and K2.5 come with tiktoken.model: how their own tokenizer code cuts text.
+function kimi_tiktoken()
+  local rest = [=[\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]]=]
+  local upper, lower = [=[[\p{Lu}\p{Lt}]=] .. rest, [=[[\p{Ll}]=] .. rest
+  local before, clitic = [=[[^\r\n\p{L}\p{N}]?]=], [=[(?i:'s|'t|'re|'ve|'m|'ll|'d)?]=]
+  tiktoken([=[[\p{Han}]+|]=] .. before .. upper .. "*" .. lower .. "+" .. clitic .. "|" .. before .. upper .. "+" .. lower .. "*" .. clitic ..
+    [=[|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+]=])
+end

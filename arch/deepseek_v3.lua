@@ -5,6 +5,7 @@
 return {
   arch = { "DeepseekV3ForCausalLM" },
   model_type = { "deepseek_v3", "kimi_k2" },
+  output = { talk.formats.kimi_k2, talk.formats.deepseek_v3, talk.formats.think },
   build = function(c)
     local H, nh, eps = c:count "hidden_size", c:count "num_attention_heads", c:num "rms_norm_eps"
     local nope, rd, vd = c:count "qk_nope_head_dim", c:count "qk_rope_head_dim", c:count "v_head_dim"
@@ -24,6 +25,7 @@ return {
     local pos = rope { r, dim = rd, style = "pairs", offset = nope }
     local scale = (nope + rd) ^ -0.5 * r.softmax
     context(c:count "max_position_embeddings")
+    kimi_tiktoken() -- of the releases with this description only Kimi-K2 has no tokenizer.json
 
     local function self_attn(x)
       local q = x

@@ -6,6 +6,7 @@
 return {
   arch = { "DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM" },
   model_type = { "deepseek_v32", "glm_moe_dsa" },
+  output = { talk.formats.glm, talk.formats.deepseek_v32, talk.formats.deepseek_v3, talk.formats.think },
   build = function(c, architecture)
     local glm = architecture == "GlmMoeDsaForCausalLM"
     local H, nh, eps = c:count "hidden_size", c:count "num_attention_heads", c:num "rms_norm_eps"

@@ -6,6 +6,7 @@
 return {
   arch = { "DeepseekV4ForCausalLM" },
   model_type = { "deepseek_v4" },
+  output = { talk.formats.deepseek_v4, talk.formats.think },
   build = function(c)
     local H, nh, hd, eps = c:count "hidden_size", c:count "num_attention_heads", c:count "head_dim", c:num "rms_norm_eps"
     local qr, groups, orank = c:count "q_lora_rank", c:count "o_groups", c:count "o_lora_rank"

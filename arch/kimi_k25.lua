@@ -5,6 +5,7 @@
 return {
   arch = { "KimiK25ForConditionalGeneration" },
   model_type = { "kimi_k25" },
+  output = talk.formats.kimi_k2,
   build = function(top)
     local c, v = top:sub { "text_config" }, top:sub { "vision_config" }
     local H, nh, eps = c:count "hidden_size", c:count "num_attention_heads", c:num "rms_norm_eps"
@@ -18,6 +19,7 @@ return {
     local r = rope_config(c)
     local pos = rope { r, dim = rd, style = "pairs" }
     context(c:count "max_position_embeddings")
+    kimi_tiktoken()
     for _, key in ipairs { "aux_loss_alpha", "seq_aux", "ep_size", "ignore_index" } do c:opt(key) end -- training only
     for _, key in ipairs { "media_placeholder_token_id", "video_placeholder", "use_unified_vision_chunk" } do top:opt(key) end -- the processor's
 

@@ -2,7 +2,176 @@
 --
 -- Kimi K3: layers of gated delta rule with a decay for each key channel (KDA), every fourth of compressed attention without rotation;
 -- experts in a latent space; residual sums mixed over blocks of layers; the MoonViT-3d tower.
+
+-- ---- chats: XML-like tags whose brackets are tokens; the release has no template ----
+
+local function attributes(out, tag, list)
+  out.special "<|open|>"
+  out.text(tag)
+  for i = 1, #list, 2 do
+    out.text(" " .. list[i])
+    out.text '="'
+    out.text(talk.replace(list[i + 1], { ["&"] = "&amp;", ['"'] = "&quot;" }))
+    out.text '"'
+  end
+  out.special "<|sep|>"
+end
+
+local function close(out, tag)
+  out.special "<|close|>"
+  out.text(tag)
+  out.special "<|sep|>"
+end
+
+local function message(out, list, text)
+  attributes(out, "message", list)
+  out.text(text)
+  close(out, "message")
+  out.special "<|end_of_msg|>"
+end
+
+local function internal(out, kind, text) message(out, { "role", "system", "type", kind }, talk.strip(text)) end
+
+local function declare(out, tools, later)
+  local text = later
+    and "## New Tools Available\nThe system dynamically extends the toolset via lazy-loading.\nYou have access to all existing and extended tools.\nHere are the specs for the extended tools."
+    or "# Tools\nHere are the available tools, described in JSONSchema."
+  internal(out, "tool-declare", text .. "\n\n```json\n" .. talk.json(tools, { sort = true, comma = ",", colon = ":" }) .. "\n```")
+end
+
+local function declare_effort(out, o)
+  local effort = o.thinking_effort
+  if talk.given(effort) then
+    if effort ~= "low" and effort ~= "high" and effort ~= "max" then
+      error("thinking_effort must be low, high or max, not " .. tostring(effort), 0)
+    end
+  else
+    effort = o.reasoning_effort -- OpenAI's; medium has no equal here
+    if effort ~= "low" and effort ~= "high" and effort ~= "max" then return end
+  end
+  internal(out, "thinking-effort", "`thinking_effort` guides on how much to think in your thinking channel (not including the response channel), "
+    .. "supported values include `low`, `medium`, `high`, and `max`.\nNow the system is invoked with `thinking_effort=" .. effort .. "`.")
+end
+
+local json_types = { string = "string", number = "number", boolean = "boolean" }
+
+local function call(out, index, c)
+  local f = talk.given(c["function"]) and c["function"] or c
+  if type(f.name) ~= "string" then error("a tool call has no function name", 0) end
+  attributes(out, "call", { "tool", f.name, "index", tostring(index) })
+  local args = f.arguments
+  if type(args) == "string" and talk.strip(args) ~= "" then -- JSON that is no object
+    attributes(out, "json", { "type", "object" })
+    out.text(args)
+    close(out, "json")
+  elseif type(args) == "table" and args ~= null then
+    for _, key in ipairs(talk.keys(args)) do
+      local v = args[key]
+      local kind = v == null and "null" or json_types[type(v)] or (v.n and getmetatable(v) == nil and "array" or "object")
+      attributes(out, "argument", { "key", key, "type", kind })
+      out.text(type(v) == "string" and v or talk.json(v))
+      close(out, "argument")
+    end
+  end
+  close(out, "call")
+end
+
+local function answer(out, m, thinking)
+  if thinking then
+    local r = m.reasoning_content
+    if not talk.given(r) or r == "" then r = m.reasoning end
+    attributes(out, "think", {})
+    if type(r) == "string" and talk.strip(r) ~= "" then out.text(r) end
+    close(out, "think")
+  end
+  attributes(out, "response", {})
+  out.text(talk.content(m))
+  close(out, "response")
+  if talk.given(m.tool_calls) and m.tool_calls.n > 0 then
+    attributes(out, "tools", {})
+    for i, c in ipairs(m.tool_calls) do call(out, i, c) end
+    close(out, "tools")
+  end
+end
+
+-- Results of tools in the order of their calls, where every one of a row names its call.
+local function in_order(messages)
+  local list, place, i = {}, {}, 1
+  while i <= messages.n do
+    local m = messages[i]
+    if m.role == "assistant" then
+      place = {}
+      for k, c in ipairs(talk.given(m.tool_calls) and m.tool_calls or {}) do
+        if type(c.id) == "string" and not place[c.id] then
+          place[c.id] = { k, (talk.given(c["function"]) and c["function"] or c).name }
+        end
+      end
+    end
+    if m.role ~= "tool" then
+      list[#list + 1] = { m }
+      i = i + 1
+    else
+      local run, known = {}, true
+      while i <= messages.n and messages[i].role == "tool" do
+        local p = place[messages[i].tool_call_id]
+        known = known and p ~= nil
+        run[#run + 1] = { messages[i], p and p[2], p and p[1] * 65536 + #run }
+        i = i + 1
+      end
+      if known then table.sort(run, function(a, b) return a[3] < b[3] end) end
+      for _, r in ipairs(run) do list[#list + 1] = { r[1], known and r[2] or nil } end
+    end
+  end
+  return list
+end
+
+local function named(role, m)
+  local list = { "role", role }
+  if type(m.name) == "string" and m.name ~= "" then list[3], list[4] = "name", m.name end
+  return list
+end
+
+local function chat(messages, o)
+  local out, thinking = talk.segments(), o.thinking ~= false
+  local calls, results = {}, 0
+  if talk.given(o.tools) and o.tools.n > 0 then declare(out, o.tools, false) end
+  if thinking then declare_effort(out, o) end
+  for _, entry in ipairs(in_order(messages)) do
+    local m, role = entry[1], entry[1].role
+    if role == "system" and talk.given(m.tools) and m.tools.n > 0 then
+      declare(out, m.tools, true)
+    elseif role == "user" or role == "system" then
+      message(out, named(role, m), talk.content(m))
+    elseif role == "assistant" then
+      calls, results = talk.given(m.tool_calls) and m.tool_calls or {}, 0
+      attributes(out, "message", named(role, m))
+      answer(out, m, thinking)
+      close(out, "message")
+      out.special "<|end_of_msg|>"
+    elseif role == "tool" then
+      results = results + 1
+      local c = calls[results]
+      local name = entry[2] or (talk.given(m.tool) and m.tool) or (talk.given(m.name) and m.name)
+        or (c and (talk.given(c["function"]) and c["function"] or c).name)
+      if type(name) ~= "string" then error("a result of a tool names no tool and answers no call", 0) end
+      message(out, { "role", "tool", "tool", name, "index", tostring(results) }, talk.content(m))
+    else
+      error("messages of the role " .. tostring(role) .. " are not rendered", 0)
+    end
+  end
+  if o.tool_choice == "none" then
+    internal(out, "tool-choice", "The system is invoked with `tool_choice=none`.\nYou MUST NOT call any tools in the next message.")
+  end
+  if o.add_generation_prompt ~= false then
+    attributes(out, "message", { "role", "assistant" })
+    attributes(out, thinking and "think" or "response", {})
+  end
+  return out.list
+end
+
 return {
+  chat = chat,
+  output = talk.formats.kimi_k3,
   arch = { "KimiK3ForConditionalGeneration" },
   model_type = { "kimi_k3" },
   build = function(top)

@@ -4,6 +4,7 @@
 return {
   arch = { "LlamaForCausalLM", "MistralForCausalLM" },
   model_type = { "llama", "mistral" },
+  output = { talk.formats.deepseek_v3, talk.formats.hermes, talk.formats.llama3, talk.formats.think },
   build = function(c, architecture)
     local H, I, nq = c:count "hidden_size", c:count "intermediate_size", c:count "num_attention_heads"
     local nkv, eps = c:count("num_key_value_heads", nq), c:num "rms_norm_eps"

@@ -446,6 +446,8 @@ function mtp(f) return outside_text("mtp", f) end
 
 -- Facts about the model that no operator shows.
 function context(n) model.positions = n end
+-- How text is cut before tiktoken.model, for releases that have no tokenizer.json.
+function tiktoken(pattern) model.tiktoken = pattern end
 
 -- ---- what the checkpoint holds ----
 

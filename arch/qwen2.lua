@@ -4,6 +4,7 @@
 return {
   arch = "Qwen2ForCausalLM",
   model_type = "qwen2",
+  output = { talk.formats.deepseek_v3, talk.formats.hermes, talk.formats.think }, -- DeepSeek distilled R1 into this family too
   build = function(c)
     local H, n = c:count "hidden_size", c:count "num_attention_heads"
     local kv, eps, L = c:count("num_key_value_heads", n), c:num("rms_norm_eps", 1e-6), c:count "num_hidden_layers"

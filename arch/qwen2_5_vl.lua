@@ -4,6 +4,7 @@
 return {
   arch = "Qwen2_5_VLForConditionalGeneration",
   model_type = "qwen2_5_vl",
+  output = talk.formats.hermes,
   build = function(top)
     local c, v = top:sub { "text_config" }, top.vision_config
     local H, n, L = c:count "hidden_size", c:count "num_attention_heads", c:count "num_hidden_layers"

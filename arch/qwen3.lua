@@ -4,6 +4,7 @@
 return {
   arch = "Qwen3ForCausalLM",
   model_type = "qwen3",
+  output = { talk.formats.qwen3_coder, talk.formats.hermes, talk.formats.think },
   build = function(c)
     local H, n = c:count "hidden_size", c:count "num_attention_heads"
     local kv, eps, L = c:count("num_key_value_heads", n), c:num("rms_norm_eps", 1e-6), c:count "num_hidden_layers"

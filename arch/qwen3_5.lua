@@ -5,6 +5,7 @@
 return {
   arch = { "Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM" },
   model_type = { "qwen3_5", "qwen3_5_moe", "qwen3_5_text", "qwen3_5_moe_text" },
+  output = { talk.formats.qwen3_coder, talk.formats.hermes, talk.formats.think },
   build = function(top, architecture)
     local c = top:sub { "text_config" }
     local text_only = architecture == "Qwen3_5ForCausalLM" or architecture == "Qwen3_5MoeForCausalLM"

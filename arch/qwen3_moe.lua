@@ -4,6 +4,7 @@
 return {
   arch = { "Qwen3MoeForCausalLM" },
   model_type = { "qwen3_moe" },
+  output = { talk.formats.qwen3_coder, talk.formats.hermes, talk.formats.think },
   build = function(c)
     local H, nq = c:count "hidden_size", c:count "num_attention_heads"
     local nkv, eps = c:count("num_key_value_heads", nq), c:num "rms_norm_eps"

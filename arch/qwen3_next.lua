@@ -5,6 +5,7 @@
 return {
   arch = "Qwen3NextForCausalLM",
   model_type = "qwen3_next",
+  output = { talk.formats.qwen3_coder, talk.formats.hermes, talk.formats.think },
   build = function(c)
     local H, n, L = c:count "hidden_size", c:count "num_attention_heads", c:count "num_hidden_layers"
     local kv, eps, hd = c:count("num_key_value_heads", n), c:num("rms_norm_eps", 1e-6), c:count("head_dim", 256)

@@ -5,6 +5,7 @@
 return {
   arch = { "Qwen3VLForConditionalGeneration", "Qwen3VLMoeForConditionalGeneration" },
   model_type = { "qwen3_vl", "qwen3_vl_moe" },
+  output = { talk.formats.qwen3_coder, talk.formats.hermes, talk.formats.think },
   build = function(top)
     local c = top:sub { "text_config" }
     local H, n, L = c:count "hidden_size", c:count "num_attention_heads", c:count "num_hidden_layers"

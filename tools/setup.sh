@@ -3,7 +3,7 @@
 # Says nothing when nothing is missing. Where it may not install, it says what to install.
 set -eu
 packages="gcc make meson ninja-build pkg-config liblua5.4-dev libevent-dev libcurl4-openssl-dev libssl-dev libhwloc-dev
-    libjpeg-dev libpng-dev libwebp-dev libgif-dev"
+    libjpeg-dev libpng-dev libwebp-dev libgif-dev libpcre2-dev libutf8proc-dev"
 case "${1:-build}" in
 build) ;;
 test) packages="$packages libcmocka-dev python3" ;;

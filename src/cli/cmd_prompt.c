@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * day0 prompt: what a conversation becomes before the model sees it. Reads headers, tokenizer and template;
- * no weight.
+ * day0 prompt: what a conversation, or a text, becomes before the model sees it. Reads headers, tokenizer and
+ * template; no weight.
  */
 #include <string.h>
 
@@ -13,11 +13,11 @@
 
 #define MAX_REQUEST (64u << 20)
 
-enum { KEY_MESSAGES = 0x3000, KEY_TOOLS, KEY_PARSE_SPECIAL, KEY_NOW };
+enum { KEY_MESSAGES = 0x3000, KEY_TEXT, KEY_TOOLS, KEY_PARSE_SPECIAL, KEY_NOW };
 
 struct prompt_arguments {
     struct common c;
-    const char *messages, *tools;
+    const char *messages, *tools, *text;
     bool parse_special;
     int64_t now;
 };
@@ -28,6 +28,7 @@ static const struct argp_option options[] = {
      "array "
      "of messages",
      1},
+    {"text", KEY_TEXT, "FILE", 0, "a text instead of messages: no template, ids and pieces", 1},
     {"tools", KEY_TOOLS, "FILE", 0, "JSON array of tools, instead of those in FILE", 1},
     {"parse-special", KEY_PARSE_SPECIAL, NULL, 0,
      "special tokens within messages become ids, as in transformers", 1},
@@ -45,6 +46,9 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     case KEY_MESSAGES:
         a->messages = arg;
         break;
+    case KEY_TEXT:
+        a->text = arg;
+        break;
     case KEY_TOOLS:
         a->tools = arg;
         break;
@@ -55,8 +59,8 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         a->now = cli_int(state, "--now", arg, 1, INT32_MAX);
         break;
     case ARGP_KEY_END:
-        if (!a->messages)
-            argp_error(state, "--messages FILE is required");
+        if (!a->messages == !a->text)
+            argp_error(state, "one of --messages FILE and --text FILE is required");
         break;
     default:
         return ARGP_ERR_UNKNOWN;
@@ -190,6 +194,44 @@ static int print_people(const struct prompt_front *p, const struct strbuf *text,
     return EXIT_PASSED;
 }
 
+/* One line an id: its piece quoted as JSON does (half characters show as U+FFFD). */
+static int print_pieces(const struct prompt_front *p, size_t bytes, const struct ids *ids)
+{
+    struct strbuf text = STRBUF_INIT;
+    for (size_t i = 0; i < ids->n; i++) {
+        struct json_writer w;
+        size_t n = 0;
+        const char *piece = tokenizer_piece(p->tokenizer, ids->data[i], &n);
+        strbuf_printf(&text, "%8d  ", ids->data[i]);
+        json_writer_init(&w, &text, false);
+        json_write_string_n(&w, piece ? piece : "", n);
+        strbuf_putc(&text, '\n');
+    }
+    strbuf_printf(&text, "%zu ids, %zu bytes", ids->n, bytes);
+    return cli_print(&text, EXIT_PASSED);
+}
+
+static int show_text(const struct prompt_arguments *a, const struct prompt_front *p, struct arena *arena,
+                     struct err *e)
+{
+    struct strbuf text = STRBUF_INIT;
+    struct ids ids = {0};
+    char *data;
+    size_t n;
+    int rc = file_read(a->text, MAX_REQUEST, arena, &data, &n, e);
+    if (rc == 0)
+        rc = prompt_text(p, data, n, &ids, e);
+    if (rc == 0)
+        strbuf_add(&text, data, n);
+    if (rc)
+        rc = cli_error(&a->c, e);
+    else
+        rc = a->c.json ? print_json(p, &text, &ids) : print_pieces(p, n, &ids);
+    strbuf_release(&text);
+    ids_release(&ids);
+    return rc;
+}
+
 static int show(const struct prompt_arguments *a, const struct prompt_front *p,
                 const struct prompt_chat *chat, struct err *e)
 {
@@ -213,7 +255,7 @@ static int run(const struct prompt_arguments *a, struct arena *arena, struct fin
     struct prompt_front *front = NULL;
     struct prompt_chat chat;
     int status = EXIT_PASSED;
-    int rc = read_request(a, arena, &chat, e);
+    int rc = a->messages ? read_request(a, arena, &chat, e) : ERR_OK;
     if (rc == 0)
         rc = ckpt_open(&ckpt, a->c.model, f, a->c.d0, e);
     if (rc == 0)
@@ -221,7 +263,7 @@ static int run(const struct prompt_arguments *a, struct arena *arena, struct fin
     if (rc == 0 && spec)
         rc = prompt_open(&front, ckpt, spec, f, a->c.d0, e);
     if (rc == 0 && front) {
-        status = show(a, front, &chat, e);
+        status = a->messages ? show(a, front, &chat, e) : show_text(a, front, arena, e);
     } else if (rc == 0) {
         cli_print_findings(f);
         status = EXIT_CHECK_FAILED;
@@ -238,7 +280,7 @@ int cmd_prompt(struct d0 *d0, int argc, char **argv)
     static const struct argp argp = {
         options,
         parse,
-        "MODEL --messages FILE",
+        "MODEL --messages FILE|--text FILE",
         "Renders a conversation by the model's chat template and tokenizes it; reads no "
         "weights.",
         children,

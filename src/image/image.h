@@ -3,6 +3,8 @@
  * Pictures from bytes: JPEG, PNG, WebP, the first frame of a GIF, as rows of RGB. Everything here is hostile
  * until shown otherwise: sizes are judged from the header before anything is allocated, and a picture that
  * is cut short or damaged is refused, never handed on half grey. Refuses other formats by name.
+ * Then what a model directory's image processor makes of them: sizes and counts by arithmetic alone, tensors
+ * on demand. Refuses processors, and keys of them, that it does not know.
  *
  * The pixels are those that Pillow gives after exif_transpose and convert("RGB"), which is how references
  * load pictures, but for 16-bit grey (docs/images.md).
@@ -15,6 +17,7 @@
 #include <stdint.h>
 
 #include "base/err.h"
+#include "base/json.h"
 #include "base/mem.h"
 
 enum image_format { IMAGE_JPEG, IMAGE_PNG, IMAGE_WEBP, IMAGE_GIF };
@@ -69,6 +72,99 @@ const char *image_filter_name(enum image_filter f); /* "bicubic" */
  * (a side of 0), ERR_NOMEM, ERR_LIMIT. */
 int image_resize(const uint8_t *rgb, uint32_t in_w, uint32_t in_h, enum image_filter filter, uint32_t w,
                  uint32_t h, struct arena *arena, uint8_t **out, struct err *e);
+
+/* ---- image processors: what a model directory says of pictures, as data (docs/images.md) ---- */
+
+enum image_backend {                    /* how resizing and normalising round */
+                     IMAGE_TORCHVISION, /* what transformers 5 takes where both are there; "Fast" before that
+                                         */
+                     IMAGE_PILLOW,
+};
+
+enum image_rule {
+    IMAGE_FIXED,   /* one size: CLIP, SigLIP, LLaVA */
+    IMAGE_ANYRES,  /* the whole picture, then tiles of the best of some canvases: LLaVA-NeXT */
+    IMAGE_SMART,   /* patches, sides to multiples, the area between bounds: Qwen2-VL to Qwen3-VL */
+    IMAGE_NAVIT,   /* patches, never enlarged, zeros at the right and below: Kimi K2.5, K3 */
+    IMAGE_PIXTRAL, /* one picture of any size, sides up to multiples of a patch */
+    IMAGE_TILES,   /* tiles of the canvas with the nearest aspect, then the whole: InternVL, GOT-OCR2 */
+    IMAGE_SPLIT,   /* tiles of the enlarged picture, then the whole: Idefics3, SmolVLM */
+    IMAGE_PAN,     /* the whole picture, then perhaps crops along its longer side: Gemma-3 */
+};
+
+struct image_size {             /* 0: not said */
+    uint64_t height, width;     /* pixels */
+    uint64_t shortest, longest; /* pixels of a side; of IMAGE_SMART: of the area */
+};
+
+#define IMAGE_MAX_PINPOINTS 64
+#define IMAGE_MAX_TILES     256
+
+struct image_processor {
+    const char *name; /* of the table; static */
+    enum image_rule rule;
+    enum image_backend backend;
+    enum image_filter filter;
+    enum image_alpha alpha; /* to decode with */
+    bool refuses_alpha;     /* pictures with alpha need a background that is not made here (Kimi-K3) */
+    bool do_resize, do_crop, do_rescale, do_normalise, do_tiles;
+    bool pad_square; /* IMAGE_FIXED: laid on a square of the mean colour first */
+    bool whole;      /* IMAGE_TILES: the whole picture follows where there are tiles */
+    double factor, mean[3], std[3];
+    struct image_size size, crop, max_tile;
+    uint32_t patch, merge, frames; /* pixels; patches; copies of a still picture in a patch row */
+    uint64_t min_tiles, max_patches;
+    uint32_t max_side_patches;
+    uint32_t pan_min_crop, pan_max_crops;
+    double pan_min_ratio;
+    uint32_t n_pinpoints, pinpoints[IMAGE_MAX_PINPOINTS][2]; /* height, width of a canvas, pixels */
+    uint32_t tile_tokens; /* placeholders of one tile; 0: see tower_patch */
+    uint32_t tower_patch; /* pixels; 0: nothing says how many placeholders there are */
+    int tower_extra;      /* tokens that the tower adds or that are dropped, per picture */
+};
+
+/* The JSON of a model directory; each may be NULL. The tree may go after image_processor_open. */
+struct image_configs {
+    const struct json *preprocessor; /* preprocessor_config.json */
+    const struct json *processor;    /* processor_config.json */
+    const struct json *model;        /* config.json */
+};
+
+/* The processor that a directory names, under what its processor class and config.json add. backend: what the
+ * result will be compared with; NULL: as transformers 5.24 chooses, but for releases with code of their own
+ * (Kimi), which use Pillow. ERR_MISSING (nothing describes pictures), ERR_UNSUPPORTED (a processor, key or
+ * value, named), ERR_FORMAT (a value of another type, named), ERR_LIMIT. */
+int image_processor_open(const struct image_configs *c, const enum image_backend *backend,
+                         struct image_processor *out, struct err *e);
+
+/* What becomes of a picture of one size; a pure function of (processor, width, height). */
+struct image_plan {
+    uint32_t width, height; /* pixels of the picture, as seen */
+    uint32_t square;        /* side of the square that it is laid on first; 0: none */
+    uint32_t n_resizes;
+    uint32_t resize[2][2];       /* width, height of each, in turn */
+    uint32_t canvas_w, canvas_h; /* zeros where the resized picture, laid at (at_x, at_y), is not */
+    int64_t at_x, at_y;
+    bool whole_first, whole_last, whole_of_canvas; /* a tile of the whole picture (or canvas) */
+    uint32_t columns, rows, cut_w, cut_h;          /* tiles that are cut from the canvas */
+    uint32_t n_tiles, tile_w, tile_h;              /* all tiles; of pictures of patches: 1, the canvas */
+    uint32_t grid_t, grid_h, grid_w;               /* patches; 0 where tiles leave */
+    uint32_t seen_w, seen_h;     /* pixels of the last canvas that are picture, the rest is padding */
+    uint64_t n_rows, row_floats; /* tensor: [patches, C * frames * P * P] or [tiles, 3 * tile_h * tile_w] */
+    uint64_t placeholders;       /* rows of features that the language model takes; 0: not known */
+};
+
+/* limits: max_pixels bounds every picture on the way and all tiles together; NULL: the defaults.
+ * ERR_INVALID (a side of 0, an aspect that the processor refuses), ERR_LIMIT. */
+int image_plan(const struct image_processor *p, uint32_t width, uint32_t height,
+               const struct image_limits *limits, struct image_plan *out, struct err *e);
+
+/* pixels of m -> *out float32 [n_rows, row_floats] in the arena. Tiles are [3, tile_h, tile_w], the whole
+ * picture first or last as the plan says; patches are [3, frames, P, P], in blocks of merge x merge
+ * (IMAGE_SMART) or row by row (IMAGE_NAVIT). ERR_UNSUPPORTED (alpha, see refuses_alpha), ERR_NOMEM,
+ * ERR_MISMATCH (m has other sizes). */
+int image_process(const struct image_processor *p, const struct image_plan *plan, const struct image *m,
+                  struct arena *arena, float **out, struct err *e);
 
 /* ---- what a tower must be told of the patches of pictures ---- */
 

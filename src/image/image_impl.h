@@ -24,4 +24,10 @@ image_pixels_fn jpeg_pixels, png_pixels, webp_pixels, gif_pixels;
 /* Orientation 1 to 8 of a TIFF structure (what follows "Exif\0\0"); 1 where it says nothing or nonsense. */
 uint8_t exif_orientation(const uint8_t *tiff, size_t n);
 
+/* rgb [in_h, in_w, 3] -> *out [h, w, 3], rounded as the backend does. Torchvision has no box, hamming and
+ * nearest. */
+int image_resample(const uint8_t *rgb, uint32_t in_w, uint32_t in_h, enum image_filter filter,
+                   enum image_backend backend, uint32_t w, uint32_t h, struct arena *arena, uint8_t **out,
+                   struct err *e);
+
 #endif

@@ -1,18 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Resizing as Pillow does it (Image.resize of 8-bit channels), bit for bit: a filter whose support grows with
- * the reduction, weights in fixed point of 22 bits, rows first, then columns, rounded to bytes between.
- * Owns nothing but scratch while it works. Refuses empty pictures.
+ * the reduction, weights in fixed point of 22 bits, rows first, then columns, rounded to bytes between. And
+ * as PyTorch does it for bytes with antialias (torchvision): the same but for weights of 16 bits. Owns
+ * nothing but scratch while it works. Refuses empty pictures.
  *
- * Source of the arithmetic: Pillow, "Resample" (weights float64, normalised by their sum, then rounded).
+ * Source of the arithmetic: Pillow, "Resample" (weights float64, normalised by their sum, then rounded);
+ * PyTorch, upsample of uint8 (as many bits as the largest weight of an axis leaves below 2^15, at most 22).
  */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "image/image.h"
+#include "image/image_impl.h"
 
-enum { BITS = 32 - 8 - 2, CHANNELS = 3 };
+enum { MAX_BITS = 32 - 8 - 2, CHANNELS = 3 };
 
 static double filter_box(double x)
 {
@@ -82,8 +84,9 @@ const char *image_filter_name(enum image_filter f)
 struct taps {
     uint32_t *first, *n; /* [outputs] */
     int32_t *weight;     /* [outputs, width] */
-    double *exact;       /* [width], of one output */
+    double *exact;       /* [outputs, width] */
     uint32_t width;
+    int bits; /* of the weights behind the point */
 };
 
 static void taps_release(struct taps *t)
@@ -94,40 +97,61 @@ static void taps_release(struct taps *t)
     free(t->exact);
 }
 
-static int taps_make(struct taps *t, const struct filter *f, uint32_t inputs, uint32_t outputs, struct err *e)
+/* As many bits as keep the largest weight of all outputs below 2^15. */
+static int bits_of_16(double largest)
+{
+    int bits = 0;
+    while (bits < MAX_BITS && (int64_t)(0.5 + largest * (double)(INT64_C(1) << (bits + 1))) < 1 << 15)
+        bits++;
+    return bits;
+}
+
+static int taps_make(struct taps *t, const struct filter *f, enum image_backend backend, uint32_t inputs,
+                     uint32_t outputs, struct err *e)
 {
     double scale = (double)inputs / outputs, grown = scale < 1.0 ? 1.0 : scale, support = f->support * grown;
-    uint64_t bytes;
-    *t = (struct taps){.width = (uint32_t)ceil(support) * 2 + 1};
-    if (!mul_u64(outputs, t->width * sizeof *t->weight, &bytes))
+    double largest = 0;
+    uint64_t n, bytes;
+    *t = (struct taps){.width = (uint32_t)ceil(support) * 2 + 1, .bits = MAX_BITS};
+    if (!mul_u64(outputs, t->width, &n) || !mul_u64(n, sizeof *t->exact, &bytes))
         return err_set(e, ERR_LIMIT, "resizing %u to %u pixels", inputs, outputs);
     t->first = calloc(outputs, sizeof *t->first);
     t->n = calloc(outputs, sizeof *t->n);
-    t->weight = calloc(1, bytes);
-    t->exact = calloc(t->width, sizeof *t->exact);
+    t->weight = calloc(n, sizeof *t->weight);
+    t->exact = calloc(n, sizeof *t->exact);
     if (!t->first || !t->n || !t->weight || !t->exact)
         return err_set(e, ERR_NOMEM, "out of memory for the weights of a resize");
     for (uint32_t o = 0; o < outputs; o++) {
-        double center = (o + 0.5) * scale, sum = 0;
+        double center = (o + 0.5) * scale, sum = 0, *exact = t->exact + (size_t)o * t->width;
         int64_t first = (int64_t)(center - support + 0.5), last = (int64_t)(center + support + 0.5);
         first = first < 0 ? 0 : first;
         last = last > (int64_t)inputs ? (int64_t)inputs : last;
         t->first[o] = (uint32_t)first;
         t->n[o] = (uint32_t)(last - first);
         for (uint32_t i = 0; i < t->n[o]; i++)
-            sum += t->exact[i] = f->weight((i + (double)first - center + 0.5) * (1.0 / grown));
+            sum += exact[i] = f->weight((i + (double)first - center + 0.5) * (1.0 / grown));
         for (uint32_t i = 0; i < t->n[o]; i++) {
-            double w = sum != 0.0 ? t->exact[i] / sum : t->exact[i];
-            t->weight[(size_t)o * t->width + i] = (int32_t)((w < 0 ? -0.5 : 0.5) + w * (1 << BITS));
+            exact[i] = sum != 0.0 ? exact[i] / sum : exact[i];
+            largest = exact[i] > largest ? exact[i] : largest;
         }
     }
+    if (backend == IMAGE_TORCHVISION)
+        t->bits = bits_of_16(largest);
+    for (uint64_t i = 0; i < n; i++)
+        t->weight[i] = (int32_t)((t->exact[i] < 0 ? -0.5 : 0.5) + t->exact[i] * (1 << t->bits));
     return ERR_OK;
 }
 
-static uint8_t to_byte(int32_t sum)
+static uint8_t to_byte(int32_t sum, int bits)
 {
-    sum >>= BITS;
+    sum >>= bits;
     return (uint8_t)(sum < 0 ? 0 : sum > 255 ? 255 : sum);
+}
+
+/* Half of what rounds to one; without bits there is nothing to round. */
+static int32_t half_of(const struct taps *t)
+{
+    return t->bits ? 1 << (t->bits - 1) : 0;
 }
 
 /* from [rows, inputs, 3] -> to [rows, outputs, 3] */
@@ -138,13 +162,13 @@ static void along_rows(const struct taps *t, const uint8_t *from, uint32_t rows,
         for (uint32_t o = 0; o < outputs; o++, to += CHANNELS) {
             const int32_t *w = t->weight + (size_t)o * t->width;
             const uint8_t *p = from + (size_t)t->first[o] * CHANNELS;
-            int32_t r = 1 << (BITS - 1), g = r, b = r;
+            int32_t r = half_of(t), g = r, b = r;
             for (uint32_t i = 0; i < t->n[o]; i++, p += CHANNELS) {
                 r += p[0] * w[i];
                 g += p[1] * w[i];
                 b += p[2] * w[i];
             }
-            to[0] = to_byte(r), to[1] = to_byte(g), to[2] = to_byte(b);
+            to[0] = to_byte(r, t->bits), to[1] = to_byte(g, t->bits), to[2] = to_byte(b, t->bits);
         }
 }
 
@@ -155,14 +179,14 @@ static void along_columns(const struct taps *t, const uint8_t *from, uint32_t ou
     for (uint32_t o = 0; o < outputs; o++, to += row_bytes) {
         const int32_t *w = t->weight + (size_t)o * t->width;
         for (size_t x = 0; x < row_bytes; x++)
-            sums[x] = 1 << (BITS - 1);
+            sums[x] = half_of(t);
         for (uint32_t i = 0; i < t->n[o]; i++) {
             const uint8_t *p = from + (t->first[o] + (size_t)i) * row_bytes;
             for (size_t x = 0; x < row_bytes; x++)
                 sums[x] += p[x] * w[i];
         }
         for (size_t x = 0; x < row_bytes; x++)
-            to[x] = to_byte(sums[x]);
+            to[x] = to_byte(sums[x], t->bits);
     }
 }
 
@@ -180,8 +204,9 @@ static void nearest(const uint8_t *from, uint32_t in_w, uint32_t in_h, uint8_t *
     }
 }
 
-int image_resize(const uint8_t *rgb, uint32_t in_w, uint32_t in_h, enum image_filter filter, uint32_t w,
-                 uint32_t h, struct arena *arena, uint8_t **out, struct err *e)
+int image_resample(const uint8_t *rgb, uint32_t in_w, uint32_t in_h, enum image_filter filter,
+                   enum image_backend backend, uint32_t w, uint32_t h, struct arena *arena, uint8_t **out,
+                   struct err *e)
 {
     const struct filter *f = &filters[filter];
     uint64_t pixels, between;
@@ -198,9 +223,9 @@ int image_resize(const uint8_t *rgb, uint32_t in_w, uint32_t in_h, enum image_fi
     if (rc == ERR_OK && !f->weight) {
         nearest(rgb, in_w, in_h, *out, w, h);
     } else if (rc == ERR_OK) {
-        if (w != in_w && (rc = taps_make(&x, f, in_w, w, e)) == ERR_OK)
+        if (w != in_w && (rc = taps_make(&x, f, backend, in_w, w, e)) == ERR_OK)
             along_rows(&x, rgb, in_h, in_w, w, middle ? middle : *out);
-        if (rc == ERR_OK && h != in_h && (rc = taps_make(&y, f, in_h, h, e)) == ERR_OK)
+        if (rc == ERR_OK && h != in_h && (rc = taps_make(&y, f, backend, in_h, h, e)) == ERR_OK)
             along_columns(&y, w != in_w ? middle : rgb, h, (size_t)w * CHANNELS, sums, *out);
         if (w == in_w && h == in_h)
             memcpy(*out, rgb, pixels);
@@ -210,4 +235,10 @@ int image_resize(const uint8_t *rgb, uint32_t in_w, uint32_t in_h, enum image_fi
     free(middle);
     free(sums);
     return rc;
+}
+
+int image_resize(const uint8_t *rgb, uint32_t in_w, uint32_t in_h, enum image_filter filter, uint32_t w,
+                 uint32_t h, struct arena *arena, uint8_t **out, struct err *e)
+{
+    return image_resample(rgb, in_w, in_h, filter, IMAGE_PILLOW, w, h, arena, out, e);
 }

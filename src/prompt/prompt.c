@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The text front: reads tokenizer.json and tokenizer_config.json of a directory, joins the stop ids of all
- * files that name some, and turns text into ids. Owns the tokenizer and the templates. Refuses to guess:
- * where a chat template exists and cannot be rendered, messages are an error, not a plain rendering that the
- * model was never trained on.
+ * The text front: reads tokenizer.json (or tiktoken.model) and tokenizer_config.json of a directory, joins
+ * the stop ids of all files that name some, and turns text into ids. Owns the tokenizer and the templates.
+ * Refuses to guess: where a chat template exists and cannot be rendered, messages are an error, not a plain
+ * rendering that the model was never trained on.
  */
 #include "prompt/prompt_impl.h"
 
@@ -14,37 +14,54 @@
 
 #define MAX_FILE (128u << 20)
 
-/* 0 and *t set, or a finding and *t NULL; negative: could not work. */
-static int read_tokenizer(struct ckpt *c, struct tokenizer **t, struct findings *f, struct mem *mem,
-                          struct err *e)
+static bool has_file(struct ckpt *c, const char *name)
 {
-    static const char name[] = "tokenizer.json";
-    struct arena file;
-    struct err why = {0};
-    char *data, text[1536];
-    size_t n;
-    *t = NULL;
+    struct file_info info = {0};
     const char *path = ckpt_path(c, name);
-    if (path == NULL)
-        return err_set(e, ERR_NOMEM, "out of memory for a path");
-    arena_init(&file, mem, MEM_TEXT);
-    int rc = file_read(path, MAX_FILE, &file, &data, &n, &why);
-    if (rc == 0)
-        rc = tokenizer_open(t, data, n, mem, &why);
-    arena_release(&file);
+    return path && file_stat(path, &info, NULL) == ERR_OK && info.exists && info.is_file;
+}
+
+/* What a reader of the tokenizer said, as a finding; negative: could not work. */
+static int judge(int rc, const char *name, const char *path, const struct err *why, struct findings *f,
+                 struct err *e)
+{
+    char text[1536];
     if (rc == ERR_NOMEM || rc == ERR_IO) {
         if (e)
-            *e = why;
+            *e = *why;
         return rc;
     }
     if (rc == ERR_MISSING)
         finding_add(f, FINDING_T001, name, "%s does not exist", path);
     else if (rc == ERR_UNSUPPORTED)
         finding_add_remedy(f, FINDING_T002, name, "use a build that implements this part of the file", "%s",
-                           err_format(&why, text, sizeof text));
+                           err_format(why, text, sizeof text));
     else if (rc)
-        finding_add(f, FINDING_T002, name, "%s", err_format(&why, text, sizeof text));
+        finding_add(f, FINDING_T002, name, "%s", err_format(why, text, sizeof text));
     return ERR_OK;
+}
+
+/* ERR_OK with p->tokenizer set, or with a finding; negative: could not work. tokenizer.json is preferred. */
+static int read_tokenizer(struct prompt_front *p, struct ckpt *c, const struct json *config,
+                          struct findings *f, struct mem *mem, struct err *e)
+{
+    static const char whole[] = "tokenizer.json", ranks[] = "tiktoken.model";
+    const char *name = !has_file(c, whole) && has_file(c, ranks) ? ranks : whole;
+    struct arena file;
+    struct err why = {0};
+    char *data;
+    size_t n;
+    const char *path = ckpt_path(c, name);
+    if (path == NULL)
+        return err_set(e, ERR_NOMEM, "out of memory for a path");
+    arena_init(&file, mem, MEM_TEXT);
+    int rc = file_read(path, MAX_FILE, &file, &data, &n, &why);
+    if (rc == 0)
+        rc = name == ranks
+                 ? tokenizer_open_ranks(&p->tokenizer, data, n, config, p->spec->tokenizer_pattern, mem, &why)
+                 : tokenizer_open(&p->tokenizer, data, n, mem, &why);
+    arena_release(&file);
+    return judge(rc, name, path, &why, f, e);
 }
 
 /* "eos_token": "</s>" or {"content": "</s>", ...} */
@@ -76,19 +93,37 @@ static int32_t first_of_empty(const struct tokenizer *t)
     return first;
 }
 
-static int read_config(struct prompt_front *p, struct ckpt *c, struct findings *f, bool *bad, struct err *e)
+/* Rules that an architecture file has wrong are its fault, and no reason to guess. */
+static int read_output_rules(struct prompt_front *p, const char *template, struct findings *f, bool *bad,
+                             struct err *e)
+{
+    struct err why = {0};
+    int rc = output_rules_compile(&p->output, p->spec->output, p->tokenizer, template, &p->arena, &why);
+    if (rc == ERR_FORMAT) {
+        finding_add(f, FINDING_C007, p->spec->arch_name, "%s", why.message);
+        *bad = true;
+        return ERR_OK;
+    }
+    if (rc && e)
+        *e = why;
+    return rc;
+}
+
+/* tokenizer_config.json; *out NULL where it is absent. *bad: it cannot be read, and a finding says so. */
+static int read_config(struct prompt_front *p, struct ckpt *c, const struct json **out, struct findings *f,
+                       bool *bad, struct err *e)
 {
     static const char name[] = "tokenizer_config.json";
-    const struct json *config = NULL;
     struct err why = {0};
     char *data;
     size_t n;
+    *out = NULL;
     const char *path = ckpt_path(c, name);
     if (path == NULL)
         return err_set(e, ERR_NOMEM, "out of memory for a path");
     int rc = file_read(path, MAX_FILE, &p->arena, &data, &n, &why);
     if (rc == 0)
-        rc = json_parse(data, n, NULL, &p->arena, &config, &why);
+        rc = json_parse(data, n, NULL, &p->arena, out, &why);
     if (rc == ERR_NOMEM || rc == ERR_IO) {
         if (e)
             *e = why;
@@ -97,18 +132,27 @@ static int read_config(struct prompt_front *p, struct ckpt *c, struct findings *
     if (rc && rc != ERR_MISSING) {
         finding_add_remedy(f, FINDING_T002, name, "download tokenizer_config.json again", "%s", why.message);
         *bad = true;
-        return ERR_OK;
     }
-    rc = templates_read(p, c, config, e);
+    return ERR_OK;
+}
+
+static int use_config(struct prompt_front *p, struct ckpt *c, const struct json *config, struct findings *f,
+                      bool *bad, struct err *e)
+{
+    int rc = templates_read(p, c, config, e);
     if (rc)
         return rc;
+    if (p->spec->has_chat && !p->template_works)
+        p->template_kind = arena_printf(&p->arena, "chat function of %s", p->spec->arch_name);
+    if (p->template_kind == NULL)
+        return err_set(e, ERR_NOMEM, "out of memory for the text front");
     add_stop(p, named_token(p->tokenizer, config, "eos_token"));
     int32_t bos = named_token(p->tokenizer, config, "bos_token"), added = first_of_empty(p->tokenizer);
     p->bos_id = bos >= 0 ? bos : p->spec->bos_id;
     bool wanted = false;
     json_bool(json_get(config, "add_bos_token"), &wanted);
     p->force_bos = wanted && p->bos_id >= 0 && added != p->bos_id;
-    return ERR_OK;
+    return read_output_rules(p, p->template_text ? p->template_text : "", f, bad, e);
 }
 
 /* Tokenizer and model must agree on the ids. */
@@ -168,11 +212,14 @@ int prompt_open(struct prompt_front **out, struct ckpt *c, const struct spec *s,
         prompt_close(p);
         return err_set(e, ERR_NOMEM, "out of memory for the text front");
     }
-    int rc = read_tokenizer(c, &p->tokenizer, f, d0 ? &d0->mem : NULL, e);
+    const struct json *config = NULL;
+    int rc = read_config(p, c, &config, f, &bad, e);
+    if (rc == 0)
+        rc = read_tokenizer(p, c, config, f, d0 ? &d0->mem : NULL, e);
     if (rc == 0 && p->tokenizer) {
         for (uint32_t i = 0; i < s->n_eos; i++)
             add_stop(p, s->eos_ids[i]);
-        rc = read_config(p, c, f, &bad, e);
+        rc = use_config(p, c, config, f, &bad, e);
     }
     if (rc == 0 && p->tokenizer && !bad && check_vocabulary(p, f))
         *out = p;

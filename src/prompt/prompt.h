@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * The text front of a model: tokenizer, special ids and chat templates of one directory. Turns messages or
- * text into ids, once and only once with BOS. Models without a chat template are rendered plainly (message
- * contents joined by newlines) and say so; a template that cannot be rendered is refused, never approximated.
+ * text into ids, once and only once with BOS. A model is rendered by its chat template, by the chat function
+ * of its architecture file where no template works, or plainly (message contents joined by newlines), and
+ * says so; a template that cannot be rendered is refused where there is no function, never approximated. Also
+ * reads what a model writes: reasoning, text, tool calls.
  */
 #ifndef PROMPT_PROMPT_H
 #define PROMPT_PROMPT_H
@@ -21,9 +23,12 @@ struct prompt_front {
     uint32_t vocab_limit;              /* ids from here on cannot be sampled: no token has them; 0 none */
     bool has_template;                 /* a chat template exists */
     bool template_works;               /* and is understood */
-    const char *template_kind;         /* "none (plain)", "jinja", or "jinja (not understood)" */
+    const char *template_kind;         /* "chat function of NAME.lua", "none (plain)", "jinja", or "jinja (not
+                                          understood)" */
+    struct output_rules *output;       /* how to read what the model writes; NULL: all of it is text */
     struct prompt_template *templates; /* by name; the first is the default one */
     uint32_t n_templates;
+    const char *template_text;      /* of the first one found, understood or not; NULL: none */
     struct err template_error;      /* where there is one and it is not understood */
     const struct json *token_names; /* object: bos_token and the like -> text, for templates */
     int32_t media_ids[8];           /* what pictures, videos and sound become in a prompt */
@@ -43,13 +48,13 @@ struct prompt_template {
 /* A conversation as chat/completions has it. */
 struct prompt_chat {
     const struct json *messages;
-    const struct json *tools; /* array, or NULL */
-    const struct json
-        *variables;            /* object: further variables of the template (chat_template_kwargs), or NULL */
-    bool no_generation_prompt; /* add_generation_prompt: false */
-    bool parse_special;        /* special tokens in messages become ids, as transformers does */
-    bool media;                /* parts that are not text are allowed: the template says what they become */
-    int64_t now;               /* for strftime_now; 0: the clock */
+    const struct json *tools;     /* array, or NULL */
+    const struct json *variables; /* object: further variables (chat_template_kwargs), or NULL */
+    const char *tool_choice, *reasoning_effort; /* or NULL */
+    bool no_generation_prompt;                  /* add_generation_prompt: false */
+    bool parse_special; /* special tokens in messages become ids, as transformers does; not with a function */
+    bool media;         /* parts that are not text are allowed: the template says what they become */
+    int64_t now;        /* Unix seconds, for today's date; 0: the clock; negative: none */
 };
 
 /* Findings T001..T003 for what is wrong with the tokenizer: then *out is NULL and the return ERR_OK. */
@@ -60,16 +65,24 @@ void prompt_close(struct prompt_front *p);
 /* Special tokens in the text become ids. A BOS written at its beginning counts as the one BOS. ERR_FORMAT: no
  * UTF-8; ERR_LIMIT. */
 int prompt_text(const struct prompt_front *p, const char *text, size_t n, struct ids *out, struct err *e);
-/* The conversation as text and ids. By the model's template: tools choose the one named tool_use where there
- * is one; the template writes BOS itself, the tokenizer adds nothing. Without a template: contents joined by
- * newlines, and only role, content and name are allowed. Special tokens within what messages, tools and
- * variables say stay text, however the template cuts and joins it: who writes a message does not end it
- * (parse_special: not so). ERR_INVALID names what is wrong with a message, or what the template says;
- * ERR_UNSUPPORTED: parts, or templates, that this build does not render; ERR_LIMIT. Either of rendered and
- * out may be NULL. */
+/* The conversation as text and ids. By the model's template (by the architecture file's chat function where
+ * no template works): tools choose the one named tool_use where there is one; the template writes BOS itself,
+ * the tokenizer adds nothing. Without a template: contents joined by newlines, and only role, content and
+ * name are allowed. Special tokens within what messages, tools and variables say stay text, however the
+ * template cuts and joins it: who writes a message does not end it (parse_special: not so). ERR_INVALID names
+ * what is wrong with a message, or what the template says; ERR_UNSUPPORTED: parts, or templates, that this
+ * build does not render; ERR_LIMIT. Either of rendered and out may be NULL. */
 int prompt_chat(const struct prompt_front *p, const struct prompt_chat *c, struct strbuf *rendered,
                 struct ids *out, struct err *e);
-/* The same for messages alone, with a generation prompt. */
+/* By the architecture file's chat function: a list of {"text", "special"}, checked; in the arena. ERR_FORMAT:
+ * the function refused or failed; ERR_INVALID, ERR_LIMIT. */
+int prompt_segments(const struct spec *s, const struct prompt_chat *q, struct arena *arena,
+                    const struct json **segments, struct err *e);
+/* The same as ids and as text; either may be NULL. ERR_UNSUPPORTED: a special token that the tokenizer lacks.
+ */
+int prompt_by_function(const struct prompt_front *p, const struct prompt_chat *q, struct strbuf *rendered,
+                       struct ids *out, struct err *e);
+/* prompt_chat() of messages alone, with a generation prompt. */
 int prompt_messages(const struct prompt_front *p, const struct json *messages, struct strbuf *rendered,
                     struct ids *out, struct err *e);
 
@@ -81,5 +94,56 @@ int prompt_messages(const struct prompt_front *p, const struct json *messages, s
 int prompt_places(const struct spec_tower *tower, const int32_t *ids, size_t n,
                   const struct image_grid *grids, size_t n_grids, int32_t *places, int32_t *feature_of,
                   struct err *e);
+
+/* ---- what a model writes: reasoning, text and tool calls ---- */
+
+struct output_rules;
+/* From `output` of an architecture file (docs/arch-files.md): one table, or the first of a list that suits
+ * the tokenizer and the template. Tokens that `t` has are known by id; with t NULL all markers are text. *out
+ * NULL: none suits. Lives in the arena. ERR_FORMAT names what is wrong. */
+int output_rules_compile(struct output_rules **out, const struct json *rules, const struct tokenizer *t,
+                         const char *template_text, struct arena *arena, struct err *e);
+const char *output_rules_name(const struct output_rules *r); /* "none" for NULL */
+
+enum output_kind {
+    OUTPUT_CONTENT,
+    OUTPUT_REASONING,
+    OUTPUT_CALL,      /* a call begins: name, id (may be empty: it has none), index */
+    OUTPUT_ARGUMENTS, /* text: JSON of an object, or a piece of it */
+    OUTPUT_CALL_END,
+    OUTPUT_NOTE /* text: why something was passed on as text; for people */
+};
+struct output_event {
+    enum output_kind kind;
+    uint32_t index; /* of the call */
+    const char *text;
+    size_t n;
+    const char *name, *id;
+};
+typedef void (*output_sink)(void *ctx, const struct output_event *ev); /* pointers hold during the call */
+
+struct output_options {
+    bool calls;               /* the request offers tools: calls are looked for */
+    const struct json *tools; /* the request's; types of arguments that are not marked. May be NULL */
+    const char *prompt;       /* the rendered prompt, or its end: it may have opened the reasoning */
+    size_t n_prompt;
+};
+struct output_counts {
+    uint32_t calls, malformed, unfinished;
+};
+
+struct output_parser;
+/* tools must live as long as the parser. ERR_NOMEM. */
+int output_open(struct output_parser **out, const struct output_rules *r, const struct output_options *o,
+                output_sink sink, void *ctx, struct err *e);
+void output_close(struct output_parser *p);
+/* Text as it is decoded, cut anywhere: the events do not depend on the cuts, but for how texts are cut.
+ * ERR_NOMEM: the parser is of no more use. */
+int output_text(struct output_parser *p, const char *text, size_t n, struct err *e);
+bool output_is_marker(const struct output_parser *p, int32_t id); /* to be fed as a token, not as text */
+int output_marker(struct output_parser *p, int32_t id, struct err *e);
+/* The end. stopped: by the model's end token, not by a limit. */
+int output_finish(struct output_parser *p, bool stopped, struct err *e);
+const struct output_counts *output_counts(const struct output_parser *p);
 
 #endif

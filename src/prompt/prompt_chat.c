@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Conversations to text and ids: by the model's template, or plainly where it has none. Refuses what it
- * cannot render by name: parts that are not text, keys that a plain rendering would drop, templates that are
- * not understood.
+ * Conversations to text and ids: by the model's template, by the architecture file's function where no
+ * template works, or plainly where it has neither. Refuses what it cannot render by name: parts that are not
+ * text, keys that a plain rendering would drop, templates that are not understood.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -171,6 +171,11 @@ static int render(const struct prompt_front *p, const struct prompt_chat *c, str
         if (rc)
             return rc;
     }
+    const struct json effort = {.type = JSON_STRING,
+                                .n = c->reasoning_effort ? (uint32_t)strlen(c->reasoning_effort) : 0,
+                                .as.string = c->reasoning_effort};
+    if (c->reasoning_effort)
+        v[n++] = (struct jinja_variable){"reasoning_effort", &effort, NULL, true};
     int rc = collect(p, c, v, &n, e);
     return rc ? rc : jinja_render(choose(p, c), v, n, &o, out, e);
 }
@@ -198,6 +203,8 @@ int prompt_chat(const struct prompt_front *p, const struct prompt_chat *c, struc
                 struct ids *out, struct err *e)
 {
     struct jinja_output r = {0};
+    if (p->spec->has_chat && !p->template_works)
+        return prompt_by_function(p, c, rendered, out, e);
     int rc = check_messages(c->messages, e);
     if (rc == 0 && !p->has_template) {
         rc = chat_plain(p, c, &r, out, e);

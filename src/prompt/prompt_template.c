@@ -40,6 +40,8 @@ static int add_template(struct prompt_front *p, const char *name, const char *te
     struct err why = {0};
     struct jinja_template *t = NULL;
     p->has_template = true;
+    if (p->template_text == NULL && (p->template_text = arena_strndup(&p->arena, text, n)) == NULL)
+        return err_set(e, ERR_NOMEM, "out of memory for the chat template");
     if (p->n_templates == MAX_TEMPLATES)
         return ERR_OK; /* more names than anybody asks for */
     if (p->templates == NULL)
@@ -198,6 +200,8 @@ int templates_read(struct prompt_front *p, struct ckpt *c, const struct json *co
     int rc = read_optional(p, c, "chat_template.jinja", MAX_TEMPLATE_FILE, &text, &n, &why);
     if (rc == ERR_LIMIT) {
         p->has_template = true;
+        if (p->template_text == NULL && (p->template_text = arena_strndup(&p->arena, text, n)) == NULL)
+            return err_set(e, ERR_NOMEM, "out of memory for the chat template");
         p->template_error = why;
     } else if (rc) {
         if (e)

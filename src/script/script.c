@@ -226,6 +226,7 @@ struct call_args {
     const char *function;
     const struct json *const *args;
     size_t n_args;
+    bool ordered;
     struct script_dump *dump; /* NULL: only look whether the function is there */
     bool found;
 };
@@ -260,18 +261,19 @@ static int do_call(lua_State *L)
         return luaL_error(L, "there is no function %s", a->function);
     luaL_checkstack(L, (int)a->n_args + 2, "arguments");
     for (size_t i = 0; i < a->n_args; i++)
-        script_push_json(L, a->args[i], 0);
+        script_push_json(L, a->args[i], 0, a->ordered);
     lua_call(L, (int)a->n_args, 1);
     script_dump_value(L, a->dump, lua_gettop(L), 0);
     return 0;
 }
 
-int script_call(struct script *s, const char *function, const struct json *const *args, size_t n_args,
-                struct arena *arena, const struct json **result, struct err *e)
+static int call(struct script *s, const char *function, const struct json *const *args, size_t n_args,
+                bool ordered, struct arena *arena, const struct json **result, struct err *e)
 {
     static const struct json_limits limits = {.max_bytes = 128u << 20, .max_depth = 128};
     struct script_dump dump = {.text = STRBUF_INIT};
-    struct call_args a = {.function = function, .args = args, .n_args = n_args, .dump = &dump};
+    struct call_args a = {
+        .function = function, .args = args, .n_args = n_args, .ordered = ordered, .dump = &dump};
     if (n_args > 16)
         return err_set(e, ERR_INVALID, "%s: %zu arguments, at most 16", function, n_args);
     json_writer_init(&dump.writer, &dump.text, false);
@@ -282,6 +284,18 @@ int script_call(struct script *s, const char *function, const struct json *const
         rc = json_parse(dump.text.data, dump.text.len, &limits, arena, result, e);
     script_dump_release(&dump);
     return rc ? err_ctx(e, "calling %s", function) : ERR_OK;
+}
+
+int script_call(struct script *s, const char *function, const struct json *const *args, size_t n_args,
+                struct arena *arena, const struct json **result, struct err *e)
+{
+    return call(s, function, args, n_args, false, arena, result, e);
+}
+
+int script_call_ordered(struct script *s, const char *function, const struct json *const *args, size_t n_args,
+                        struct arena *arena, const struct json **result, struct err *e)
+{
+    return call(s, function, args, n_args, true, arena, result, e);
 }
 
 bool script_has(struct script *s, const char *function)

@@ -42,6 +42,11 @@ int script_load_guest(struct script *s, const char *chunk_name, const char *text
 int script_call(struct script *s, const char *function, const struct json *const *args, size_t n_args,
                 struct arena *arena, const struct json **result, struct err *e);
 
+/* The same, and every object has a metatable whose field `keys` lists its keys in the order in which they
+ * stood. */
+int script_call_ordered(struct script *s, const char *function, const struct json *const *args, size_t n_args,
+                        struct arena *arena, const struct json **result, struct err *e);
+
 /* true if the dotted path names a function. */
 bool script_has(struct script *s, const char *function);
 

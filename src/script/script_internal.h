@@ -26,8 +26,9 @@ int script_libraries(lua_State *L);
 /* Gives the chunk on top of the stack globals of its own (script_load_guest). Runs protected. */
 void script_guest_globals(lua_State *L);
 
-/* Pushes a JSON tree. Runs protected. */
-void script_push_json(lua_State *L, const struct json *v, unsigned depth);
+/* Pushes a JSON tree. ordered: objects have a metatable whose field `keys` lists their keys as they stood.
+ * Runs protected. */
+void script_push_json(lua_State *L, const struct json *v, unsigned depth, bool ordered);
 
 /* Lua value -> JSON text. Lives outside of the protected call, so that nothing is lost when Lua throws. */
 struct script_dump {

@@ -17,33 +17,48 @@
 #define SCRIPT_MAX_VALUES (4u << 20)
 #define SCRIPT_MAX_TEXT   (64u << 20)
 
-static void push_array(lua_State *L, const struct json *v, unsigned depth)
+static void push_array(lua_State *L, const struct json *v, unsigned depth, bool ordered)
 {
     lua_createtable(L, (int)v->n, 1);
     for (uint32_t i = 0; i < v->n; i++) {
-        script_push_json(L, &v->as.items[i], depth + 1);
+        script_push_json(L, &v->as.items[i], depth + 1, ordered);
         lua_rawseti(L, -2, (lua_Integer)i + 1);
     }
     lua_pushinteger(L, v->n);
     lua_setfield(L, -2, "n");
 }
 
-static void push_object(lua_State *L, const struct json *v, unsigned depth)
+/* Lua has no order of keys. */
+static void keep_order(lua_State *L, const struct json *v)
+{
+    lua_createtable(L, 0, 1);
+    lua_createtable(L, (int)v->n, 0);
+    for (uint32_t i = 0; i < v->n; i++) {
+        lua_pushlstring(L, v->as.members[i].key, v->as.members[i].key_bytes);
+        lua_rawseti(L, -2, (lua_Integer)i + 1);
+    }
+    lua_setfield(L, -2, "keys");
+    lua_setmetatable(L, -2);
+}
+
+static void push_object(lua_State *L, const struct json *v, unsigned depth, bool ordered)
 {
     lua_createtable(L, 0, (int)v->n);
     for (uint32_t i = 0; i < v->n; i++) {
         const struct json_member *m = &v->as.members[i];
         lua_pushlstring(L, m->key, m->key_bytes);
-        script_push_json(L, &m->value, depth + 1);
+        script_push_json(L, &m->value, depth + 1, ordered);
         lua_rawset(L, -3);
     }
+    if (ordered)
+        keep_order(L, v);
 }
 
-void script_push_json(lua_State *L, const struct json *v, unsigned depth)
+void script_push_json(lua_State *L, const struct json *v, unsigned depth, bool ordered)
 {
     if (depth > SCRIPT_MAX_DEPTH || (v && v->n > INT32_MAX))
         luaL_error(L, "a JSON argument is nested too deeply or too large");
-    luaL_checkstack(L, 4, "JSON argument");
+    luaL_checkstack(L, 6, "JSON argument");
     switch (v ? v->type : JSON_NULL) {
     case JSON_NULL:
         lua_pushlightuserdata(L, NULL);
@@ -64,10 +79,10 @@ void script_push_json(lua_State *L, const struct json *v, unsigned depth)
         lua_pushlstring(L, v->as.string, v->n);
         break;
     case JSON_ARRAY:
-        push_array(L, v, depth);
+        push_array(L, v, depth, ordered);
         break;
     case JSON_OBJECT:
-        push_object(L, v, depth);
+        push_object(L, v, depth, ordered);
         break;
     }
 }

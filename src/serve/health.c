@@ -178,6 +178,12 @@ void write_metrics(struct strbuf *out, struct serve *s)
                  (double)m->prompt_tokens);
     metric_value(out, "day0_generated_tokens_total", "counter", "Tokens generated for clients",
                  (double)m->generated_tokens);
+    metric_value(out, "day0_tool_calls_total", "counter", "Tool calls read from outputs", (double)m->calls);
+    metric_value(out, "day0_malformed_tool_calls_total", "counter",
+                 "Outputs that began a tool call and held none: passed on as text",
+                 (double)m->malformed_calls);
+    metric_value(out, "day0_unfinished_tool_calls_total", "counter",
+                 "Tool calls that the end of the output cut: passed on as text", (double)m->unfinished_calls);
     metric_value(out, "day0_prefill_tokens_total", "counter", "Prompt tokens computed",
                  (double)e.sched.tokens_prefilled);
     metric_value(out, "day0_cached_tokens_total", "counter", "Prompt tokens found in the prefix cache",

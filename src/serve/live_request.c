@@ -38,6 +38,7 @@ static void free_request(struct live_request *r)
     s->n_live--;
     strbuf_release(&r->out.held);
     strbuf_release(&r->text);
+    output_release(&r->output);
     free(r->scored);
     free(r->tops);
     free(r->ids);
@@ -133,6 +134,12 @@ static void fail_and_cancel(struct live_request *r, const char *why)
     fail(r, 500, "internal", why);
 }
 
+/* A model that stopped behind a call waits for its result. */
+static const char *finish_name(const struct live_request *r, enum sched_finish how)
+{
+    return how == SCHED_STOP && r->output.n_calls > 0 ? "tool_calls" : sched_finish_name(how);
+}
+
 static void finish(struct live_request *r, enum sched_finish how, uint64_t now)
 {
     struct serve *s = r->serve;
@@ -144,7 +151,7 @@ static void finish(struct live_request *r, enum sched_finish how, uint64_t now)
     histogram_add(&s->metrics.e2e, (double)(now - r->arrived_ns) / 1e9);
     if (!r->streaming) {
         strbuf_clear(&s->scratch);
-        write_answer(&s->scratch, r, sched_finish_name(how));
+        write_answer(&s->scratch, r, finish_name(r, how));
         reply_json(r->exchange, 200, &s->scratch);
     } else {
         if (r->params.include_usage) {
@@ -162,6 +169,8 @@ static void finish(struct live_request *r, enum sched_finish how, uint64_t now)
 static size_t scored_ready(const struct live_request *r, bool last)
 {
     size_t n = 0;
+    if (r->output.parser) /* markers have no text: tokens are told as they come */
+        return r->n_scored;
     while (n < r->n_scored && (r->scored[n].text_at < r->out.released || (last && !r->out.hit)))
         n++;
     return n;
@@ -175,6 +184,36 @@ static void forget_scored(struct live_request *r, size_t n)
         return;
     memmove(r->scored, r->scored + n, (r->n_scored - n) * sizeof *r->scored);
     r->n_scored -= n;
+}
+
+static void send_chunk(struct live_request *r, const struct chunk *c)
+{
+    write_chunk(begin_event(r->serve), r, c);
+    send_event(r);
+    r->n_ids = 0; /* the ids that waited went with it */
+}
+
+static void send_reasoning(struct live_request *r)
+{
+    struct strbuf *b = &r->output.reasoning;
+    if (!r->streaming || b->len == 0)
+        return;
+    send_chunk(r, &(struct chunk){.text = strbuf_cstr(b), .text_bytes = b->len, .reasoning = true});
+    strbuf_clear(b);
+}
+
+/* A call is whole when it comes: one event has its name and id, one its arguments. */
+static void send_calls(struct live_request *r)
+{
+    struct live_output *o = &r->output;
+    for (; r->streaming && o->n_sent < o->n_calls; o->n_sent++) {
+        const struct live_call *c = &o->calls[o->n_sent];
+        struct chunk chunk = {.text = "", .call = c, .call_index = (uint32_t)o->n_sent};
+        send_chunk(r, &chunk);
+        chunk.text = strbuf_cstr(&c->arguments);
+        chunk.text_bytes = c->arguments.len;
+        send_chunk(r, &chunk);
+    }
 }
 
 /* Gives out the first n bytes of what is held: into a chunk or into the answer. */
@@ -253,6 +292,8 @@ static int decode(struct live_request *r, const struct engine_event *ev, struct 
 {
     size_t before = r->out.held.len;
     int rc = ERR_OK;
+    if (r->output.parser)
+        return output_feed(r, ev, e);
     if (ev->token >= 0 && ev->finish != SCHED_STOP)
         rc = detokenizer_feed(&r->detokenizer, ev->token, &r->out.held, e);
     if (rc == 0 && ev->finish != SCHED_RUNNING)
@@ -292,7 +333,14 @@ static void on_token(struct live_request *r, const struct engine_event *ev)
     } else if (how != SCHED_RUNNING) {
         certain = r->out.held.len; /* nothing can complete a stop string any more */
     }
-    give_out(r, certain, how == SCHED_RUNNING ? NULL : sched_finish_name(how));
+    send_reasoning(r);
+    bool calls = r->streaming && r->output.n_sent < r->output.n_calls;
+    if (calls) { /* the text before them, which no stop string can go on in */
+        give_out(r, r->out.hit ? certain : r->out.held.len, NULL);
+        certain = 0;
+    }
+    send_calls(r);
+    give_out(r, certain, how == SCHED_RUNNING ? NULL : finish_name(r, how));
     if (how != SCHED_RUNNING)
         finish(r, how, clock_ns());
 }
@@ -376,9 +424,11 @@ static void fill_submit(const struct live_request *r, struct ids *ids, struct en
     *ids = (struct ids){0};
 }
 
-void request_start(struct serve *s, struct http_exchange *x, const struct request_params *p, struct ids *ids)
+void request_start(struct serve *s, struct http_exchange *x, const struct request_params *p, struct ids *ids,
+                   const struct strbuf *rendered)
 {
     struct api_error err;
+    struct err e = {0};
     struct engine_submit q;
     struct live_request *r = s->n_live < s->max_live ? new_request(s) : NULL;
     if (r == NULL) {
@@ -394,6 +444,8 @@ void request_start(struct serve *s, struct http_exchange *x, const struct reques
     r->params = *p;
     r->params.model = NULL;
     r->params.prompt = r->params.ids = r->params.messages = NULL;
+    r->params.tools = r->params.template_kwargs = NULL;
+    r->params.reasoning_effort = NULL;
     if (!p->has_seed)
         r->params.seed = random_seed(s);
     snprintf(r->name, sizeof r->name, "%s-%016llx", p->endpoint == ENDPOINT_CHAT ? "chatcmpl" : "cmpl",
@@ -407,8 +459,14 @@ void request_start(struct serve *s, struct http_exchange *x, const struct reques
     detokenizer_skip(&r->detokenizer, ids->data, ids->n, NULL);
     r->out.stops = r->params.stop;
     r->out.n_stops = r->params.n_stop;
+    bool readable = output_begin(r, p, rendered, &e) == ERR_OK;
     http_set_user(x, r);
     http_on_close(x, on_client_gone);
+    if (!readable) {
+        ids_release(ids);
+        fail(r, 500, "internal", e.message);
+        return;
+    }
     fill_submit(r, ids, &q);
     if (engine_thread_submit(s->thread, &q))
         fail(r, 500, "internal", "out of memory");

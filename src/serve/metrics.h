@@ -33,7 +33,8 @@ const char *outcome_name(enum outcome o);
 
 struct service_metrics {
     uint64_t outcomes[OUTCOME_N];
-    uint64_t prompt_tokens, generated_tokens; /* of requests that were accepted */
+    uint64_t prompt_tokens, generated_tokens;          /* of requests that were accepted */
+    uint64_t calls, malformed_calls, unfinished_calls; /* of chats whose output is read by rules */
     struct histogram ttft, itl, e2e;
 };
 

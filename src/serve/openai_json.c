@@ -201,11 +201,25 @@ static void write_usage(struct json_writer *w, const struct live_request *r)
     json_end_object(w);
 }
 
+/* What of the output was passed on as text, and why. */
+static void write_notes(struct json_writer *w, const struct live_request *r)
+{
+    if (r->output.n_notes == 0)
+        return;
+    json_key(w, "output_notes");
+    json_begin_array(w);
+    for (uint32_t i = 0; i < r->output.n_notes; i++)
+        json_write_string(w, r->output.notes[i]);
+    json_end_array(w);
+}
+
 static void end_choice(struct json_writer *w, const struct live_request *r, size_t n_scored,
                        const char *finish)
 {
     write_logprobs(w, r, n_scored);
     json_put_string(w, "finish_reason", finish);
+    if (finish)
+        write_notes(w, r);
     if (r->params.return_token_ids) {
         json_key(w, "token_ids");
         json_begin_array(w);
@@ -217,6 +231,71 @@ static void end_choice(struct json_writer *w, const struct live_request *r, size
     json_end_array(w);
 }
 
+static void write_call(struct json_writer *w, const struct live_call *c, int64_t index, const char *arguments,
+                       size_t n, bool named)
+{
+    json_begin_object(w);
+    if (index >= 0)
+        json_put_i64(w, "index", index);
+    if (named) {
+        json_put_string(w, "id", c->id);
+        json_put_string(w, "type", "function");
+    }
+    json_key(w, "function");
+    json_begin_object(w);
+    if (named)
+        json_put_string(w, "name", strbuf_cstr(&c->name));
+    json_key(w, "arguments");
+    json_write_string_n(w, arguments, n);
+    json_end_object(w);
+    json_end_object(w);
+}
+
+static void write_delta(struct json_writer *w, const struct chunk *c)
+{
+    json_key(w, "delta");
+    json_begin_object(w);
+    if (c->first)
+        json_put_string(w, "role", "assistant");
+    if (c->call) {
+        json_key(w, "tool_calls");
+        json_begin_array(w);
+        write_call(w, c->call, c->call_index, c->text, c->text_bytes, c->text_bytes == 0);
+        json_end_array(w);
+    } else if (c->first || c->text_bytes > 0) {
+        json_key(w, c->reasoning ? "reasoning_content" : "content");
+        json_write_string_n(w, c->text, c->text_bytes);
+    }
+    json_end_object(w);
+}
+
+static void write_message(struct json_writer *w, const struct live_request *r)
+{
+    const struct live_output *o = &r->output;
+    json_key(w, "message");
+    json_begin_object(w);
+    json_put_string(w, "role", "assistant");
+    json_key(w, "content");
+    if (r->text.len == 0 && o->n_calls > 0)
+        json_write_null(w);
+    else
+        json_write_string_n(w, strbuf_cstr(&r->text), r->text.len);
+    json_put_string(w, "refusal", NULL);
+    if (o->reasoning.len > 0) {
+        json_key(w, "reasoning_content");
+        json_write_string_n(w, strbuf_cstr(&o->reasoning), o->reasoning.len);
+    }
+    if (o->n_calls > 0) {
+        json_key(w, "tool_calls");
+        json_begin_array(w);
+        for (size_t i = 0; i < o->n_calls; i++)
+            write_call(w, &o->calls[i], -1, strbuf_cstr(&o->calls[i].arguments), o->calls[i].arguments.len,
+                       true);
+        json_end_array(w);
+    }
+    json_end_object(w);
+}
+
 void write_chunk(struct strbuf *out, const struct live_request *r, const struct chunk *c)
 {
     struct json_writer w;
@@ -224,15 +303,7 @@ void write_chunk(struct strbuf *out, const struct live_request *r, const struct 
     json_begin_object(&w);
     json_put_i64(&w, "index", 0);
     if (is_chat(r)) {
-        json_key(&w, "delta");
-        json_begin_object(&w);
-        if (c->first)
-            json_put_string(&w, "role", "assistant");
-        if (c->first || c->text_bytes > 0) {
-            json_key(&w, "content");
-            json_write_string_n(&w, c->text, c->text_bytes);
-        }
-        json_end_object(&w);
+        write_delta(&w, c);
     } else {
         json_key(&w, "text");
         json_write_string_n(&w, c->text, c->text_bytes);
@@ -261,13 +332,7 @@ void write_answer(struct strbuf *out, const struct live_request *r, const char *
     json_begin_object(&w);
     json_put_i64(&w, "index", 0);
     if (is_chat(r)) {
-        json_key(&w, "message");
-        json_begin_object(&w);
-        json_put_string(&w, "role", "assistant");
-        json_key(&w, "content");
-        json_write_string_n(&w, strbuf_cstr(&r->text), r->text.len);
-        json_put_string(&w, "refusal", NULL);
-        json_end_object(&w);
+        write_message(&w, r);
     } else {
         json_key(&w, "text");
         json_write_string_n(&w, strbuf_cstr(&r->text), r->text.len);

@@ -102,7 +102,7 @@ static int read_template_variables(struct request_params *p, const char *name, c
 {
     if (v->type != JSON_OBJECT)
         return wrong(err, name, "must be an object");
-    p->template_variables = v->n ? v : NULL;
+    p->template_kwargs = v->n ? v : NULL;
     return 0;
 }
 
@@ -305,13 +305,37 @@ static int only_text(struct request_params *p, const char *name, const struct js
     return type && strcmp(type, "text") == 0 ? 0 : unsupported(name, "text", err);
 }
 
-static int only_no_tools(struct request_params *p, const char *name, const struct json *v,
-                         struct api_error *err)
+/* Nothing here forces the model: a choice that would be broken is refused. */
+static int read_tool_choice(struct request_params *p, const char *name, const struct json *v,
+                            struct api_error *err)
 {
     const char *s = json_string(v);
-    (void)p;
-    return s && (strcmp(s, "none") == 0 || strcmp(s, "auto") == 0) ? 0
-                                                                   : unsupported(name, "none or auto", err);
+    p->no_calls = s && strcmp(s, "none") == 0;
+    return p->no_calls || (s && strcmp(s, "auto") == 0) ? 0 : unsupported(name, "none or auto", err);
+}
+
+static int read_tools(struct request_params *p, const char *name, const struct json *v, struct api_error *err)
+{
+    if (v->type != JSON_ARRAY)
+        return wrong(err, name, "must be an array");
+    for (uint32_t i = 0; i < v->n; i++) {
+        const struct json *t = json_at(v, i), *f = json_get(t, "function");
+        const char *type = json_string(json_get(t, "type"));
+        if (type && strcmp(type, "function") != 0)
+            return api_error(err, 400, "unsupported", name, "tools[%u] is of type \"%.60s\", not function", i,
+                             type);
+        if (json_string(json_get(f, "name")) == NULL)
+            return api_error(err, 400, "invalid_value", name, "tools[%u].function has no name", i);
+    }
+    p->tools = v->n > 0 ? v : NULL;
+    return 0;
+}
+
+static int read_effort(struct request_params *p, const char *name, const struct json *v,
+                       struct api_error *err)
+{
+    p->reasoning_effort = json_string(v);
+    return p->reasoning_effort ? 0 : wrong(err, name, "must be a string");
 }
 
 #define BOTH (ENDPOINT_COMPLETIONS | ENDPOINT_CHAT)
@@ -356,9 +380,10 @@ static const struct {
     {"skip_special_tokens", BOTH, only_true},
     {"suffix", ENDPOINT_COMPLETIONS, only_empty},
     {"logit_bias", BOTH, only_empty},
-    {"tools", ENDPOINT_CHAT, only_empty},
+    {"tools", ENDPOINT_CHAT, read_tools},
+    {"tool_choice", ENDPOINT_CHAT, read_tool_choice},
+    {"reasoning_effort", ENDPOINT_CHAT, read_effort},
     {"functions", ENDPOINT_CHAT, only_empty},
-    {"tool_choice", ENDPOINT_CHAT, only_no_tools},
     {"parallel_tool_calls", ENDPOINT_CHAT, accept_any},
     {"response_format", BOTH, only_text},
     {"modalities", ENDPOINT_CHAT, only_text},

@@ -34,12 +34,15 @@ struct stop_string {
 
 struct request_params {
     enum endpoint endpoint;
-    const char *model;                     /* into the JSON tree */
-    const struct json *prompt;             /* a string; NULL if ids or messages are given */
-    const struct json *ids;                /* array of integers, each within int32 and not negative */
-    const struct json *messages;           /* an array */
-    const struct json *template_variables; /* chat_template_kwargs: an object, or NULL */
+    const char *model;                  /* into the JSON tree */
+    const struct json *prompt;          /* a string; NULL if ids or messages are given */
+    const struct json *ids;             /* array of integers, each within int32 and not negative */
+    const struct json *messages;        /* an array */
+    const struct json *tools;           /* an array that is not empty, or NULL */
+    const struct json *template_kwargs; /* an object, or NULL */
+    const char *reasoning_effort;       /* into the JSON tree, or NULL */
     bool no_generation_prompt;
+    bool no_calls;      /* tool_choice is none */
     int64_t max_tokens; /* -1: not given */
     float temperature, top_p;
     uint32_t top_k;

@@ -15,6 +15,10 @@
 #include "serve/serve.h"
 #include "serve/stop_text.h"
 
+#define OUTPUT_ID_BYTES   80
+#define OUTPUT_MAX_NOTES  4
+#define OUTPUT_NOTE_BYTES 128
+
 /* One generated token that has log-probabilities to report. */
 struct scored_token {
     int32_t token;
@@ -23,6 +27,27 @@ struct scored_token {
     uint64_t chars_at; /* characters of text before it */
     size_t first_top;  /* in tops */
     uint32_t n_top;
+};
+
+/* A tool call of an answer. */
+struct live_call {
+    char id[OUTPUT_ID_BYTES];
+    struct strbuf name, arguments;
+};
+
+/* What a chat's output was read into (live_output.c). */
+struct live_output {
+    struct output_parser *parser; /* NULL: all of the output is text */
+    struct arena arena;           /* the request's tools */
+    const struct json *tools;
+    struct strbuf piece;                    /* decoded, on its way into the parser */
+    struct strbuf reasoning;                /* not yet sent */
+    struct strbuf new_text;                 /* of the answer, on its way to the stop strings */
+    struct live_call *calls;                /* all of the answer */
+    size_t n_calls, n_sent, calls_capacity; /* n_sent: of a stream */
+    char notes[OUTPUT_MAX_NOTES][OUTPUT_NOTE_BYTES];
+    uint32_t n_notes;
+    bool failed; /* memory */
 };
 
 /* A generation from its acceptance by the handler to its last byte. */
@@ -37,7 +62,8 @@ struct live_request {
     struct stop_text out;
     uint64_t decoded_bytes, decoded_chars; /* all text so far, held back or not */
     struct strbuf text;                    /* not streaming: the answer so far */
-    struct scored_token *scored;           /* not yet sent */
+    struct live_output output;
+    struct scored_token *scored; /* not yet sent */
     size_t n_scored, scored_capacity;
     struct step_top *tops;
     size_t n_tops, tops_capacity;
@@ -83,11 +109,21 @@ void reply_error(struct http_exchange *x, const struct api_error *err);
 void reply_json(struct http_exchange *x, int status, const struct strbuf *body);
 
 /* ---- live_request.c ---- */
-/* Takes over the exchange: answers it now or later. ids are taken over too. */
-void request_start(struct serve *s, struct http_exchange *x, const struct request_params *p, struct ids *ids);
+/* Takes over the exchange: answers it now or later. ids are taken over too. rendered: the prompt of a chat.
+ */
+void request_start(struct serve *s, struct http_exchange *x, const struct request_params *p, struct ids *ids,
+                   const struct strbuf *rendered);
 void request_event(struct serve *s, const struct engine_event *ev);
 void request_fail(struct live_request *r, const struct api_error *err); /* frees r */
 void request_tick(struct live_request *r, uint64_t now_ns);             /* pings */
+
+/* ---- live_output.c ---- */
+/* p and rendered are read during the call only. ERR_NOMEM. */
+int output_begin(struct live_request *r, const struct request_params *p, const struct strbuf *rendered,
+                 struct err *e);
+void output_release(struct live_output *o);
+/* A token's text goes through the rules: of the answer's text into r->out.held, the rest into r->output. */
+int output_feed(struct live_request *r, const struct engine_event *ev, struct err *e);
 
 /* ---- openai_json.c ---- */
 void write_error(struct strbuf *out, const struct api_error *err);
@@ -95,6 +131,9 @@ void write_error(struct strbuf *out, const struct api_error *err);
 struct chunk {
     const char *text;
     size_t text_bytes;
+    bool reasoning;               /* the text is that */
+    const struct live_call *call; /* NULL, or a call whose name (text_bytes 0) or arguments this chunk has */
+    uint32_t call_index;
     size_t n_scored;
     const char *finish; /* NULL: more to come */
     bool first;         /* chat: carries the role */

@@ -99,7 +99,7 @@ static size_t content_bytes(const struct json *messages)
 }
 
 static int make_prompt(struct serve *s, const struct request_params *p, struct ids *ids,
-                       struct api_error *err)
+                       struct strbuf *rendered, struct api_error *err)
 {
     struct err e = {0};
     int rc;
@@ -110,14 +110,16 @@ static int make_prompt(struct serve *s, const struct request_params *p, struct i
         return api_error(err, 400, "context_length_exceeded", p->messages ? "messages" : "prompt",
                          "the context holds %u tokens; a prompt of %zu bytes has more", s->max_context,
                          bytes);
+    struct prompt_chat chat = {.messages = p->messages,
+                               .tools = p->tools,
+                               .variables = p->template_kwargs,
+                               .tool_choice = p->no_calls ? "none" : NULL,
+                               .reasoning_effort = p->reasoning_effort,
+                               .no_generation_prompt = p->no_generation_prompt};
     if (p->prompt)
         rc = prompt_text(s->front, p->prompt->as.string, p->prompt->n, ids, &e);
     else
-        rc = prompt_chat(s->front,
-                         &(struct prompt_chat){.messages = p->messages,
-                                               .variables = p->template_variables,
-                                               .no_generation_prompt = p->no_generation_prompt},
-                         NULL, ids, &e);
+        rc = prompt_chat(s->front, &chat, rendered, ids, &e);
     return rc ? prompt_error(err, p, &e) : 0;
 }
 
@@ -139,7 +141,8 @@ static int check_length(const struct serve *s, struct request_params *p, size_t 
 /* ---- generations ---- */
 
 static int read_request(struct serve *s, struct http_exchange *x, enum endpoint endpoint, struct arena *arena,
-                        struct request_params *p, struct ids *ids, struct api_error *err)
+                        struct request_params *p, struct ids *ids, struct strbuf *rendered,
+                        struct api_error *err)
 {
     size_t n;
     const char *body = http_body(x, &n);
@@ -157,7 +160,7 @@ static int read_request(struct serve *s, struct http_exchange *x, enum endpoint 
         return api_error(err, 404, "model_not_found", "model",
                          "the model \"%.200s\" does not exist; this server has \"%.200s\"", p->model,
                          s->model_name);
-    rc = make_prompt(s, p, ids, err);
+    rc = make_prompt(s, p, ids, rendered, err);
     return rc ? rc : check_length(s, p, ids->n, err);
 }
 
@@ -166,6 +169,7 @@ static void generate(struct serve *s, struct http_exchange *x, enum endpoint end
     struct arena arena;
     struct request_params p;
     struct ids ids = {0};
+    struct strbuf rendered = STRBUF_INIT;
     struct api_error err = {0};
     char reason[320];
     const char *why = not_ready(s, reason, sizeof reason);
@@ -176,12 +180,13 @@ static void generate(struct serve *s, struct http_exchange *x, enum endpoint end
         return;
     }
     arena_init(&arena, &s->d0->mem, MEM_REQUEST);
-    if (read_request(s, x, endpoint, &arena, &p, &ids, &err)) {
+    if (read_request(s, x, endpoint, &arena, &p, &ids, &rendered, &err)) {
         ids_release(&ids);
         refuse(s, x, &err);
     } else {
-        request_start(s, x, &p, &ids);
+        request_start(s, x, &p, &ids, &rendered);
     }
+    strbuf_release(&rendered);
     arena_release(&arena);
 }
 

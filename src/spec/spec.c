@@ -62,15 +62,11 @@ static int load_shared(struct script *s, struct err *e)
     return rc;
 }
 
-/* Prelude, blocks and file in a sandbox of their own. */
-static int load_arch(const struct opening *x, const struct arch_file *file, struct script **out,
-                     struct err *e)
+int spec_script(const struct arch_file *file, const struct script_limits *limits, struct script **out,
+                struct err *e)
 {
-    struct script_limits l = {.max_bytes = x->o->limits.max_bytes,
-                              .max_instructions = x->o->limits.max_instructions,
-                              .max_wall_ns = x->o->limits.max_wall_ns};
     struct script *s = NULL;
-    int rc = script_open(&s, &l, e);
+    int rc = script_open(&s, limits, e);
     if (!rc)
         rc = load_shared(s, e);
     if (!rc)
@@ -81,6 +77,15 @@ static int load_arch(const struct opening *x, const struct arch_file *file, stru
     }
     *out = s;
     return ERR_OK;
+}
+
+static int load_arch(const struct opening *x, const struct arch_file *file, struct script **out,
+                     struct err *e)
+{
+    struct script_limits l = {.max_bytes = x->o->limits.max_bytes,
+                              .max_instructions = x->o->limits.max_instructions,
+                              .max_wall_ns = x->o->limits.max_wall_ns};
+    return spec_script(file, &l, out, e);
 }
 
 /* {arch = {...}, model_type = {...}, drafted = bool} of a file. */
@@ -333,6 +338,8 @@ static int trace_arch(struct opening *x, const struct json **trace, struct err *
         rc = spec_patterns(x->c, &x->scratch, &args[2], e);
     if (!rc)
         rc = script_call(script, "day0_trace", args, ARRAY_LEN(args), &x->scratch, trace, e);
+    if (!rc)
+        rc = spec_read_chat(x->s, script, e);
     script_close(script);
     return rc;
 }
@@ -347,6 +354,7 @@ static int describe_model(struct opening *x, struct err *e)
         return rc;
     s->arch_name = arena_strdup(&s->arena, x->file.name);
     s->model_type = arena_strdup(&s->arena, type ? type : "");
+    s->arch_file = x->file; /* embedded, of the caller, or in this arena */
     if (s->architecture == NULL || s->arch_name == NULL || s->model_type == NULL)
         return err_set(e, ERR_NOMEM, "no memory for the model description");
     if ((rc = hash_arch(x, e)) != 0 || (rc = trace_arch(x, &trace, e)) != 0)

@@ -131,6 +131,13 @@ struct spec_count {
     uint64_t count;
 };
 
+/* Architecture files: name and text. */
+struct arch_file {
+    const char *name;
+    const char *text;
+    size_t n;
+};
+
 enum spec_interpolation { SPEC_NO_TABLE, SPEC_BILINEAR, SPEC_BICUBIC };
 
 /* What the host must know of a tower to make its inputs from the grids of pictures. */
@@ -156,8 +163,9 @@ struct spec {
     int64_t hidden, n_layers, vocab_size, max_positions; /* max_positions: context limit in tokens */
     int64_t n_heads, n_kv_heads, head_dim, intermediate;
     bool tied_embeddings;
-    int32_t bos_id;      /* -1 none */
-    int32_t eos_ids[16]; /* union of config and generation_config */
+    const char *tokenizer_pattern; /* regular expression of a tiktoken.model; NULL: not stated */
+    int32_t bos_id;                /* -1 none */
+    int32_t eos_ids[16];           /* union of config and generation_config */
     uint32_t n_eos;
     enum spec_activations activations;
     uint32_t kv_dtype, page_tokens;
@@ -179,6 +187,9 @@ struct spec {
     size_t n_outside;
     const char **unread_keys; /* keys of config.json that nobody read and no ignore list names */
     size_t n_unread;
+    struct arch_file arch_file; /* its text is kept where has_chat */
+    bool has_chat;              /* it renders messages */
+    const struct json *output;  /* its rules for what the model writes; NULL: none */
 };
 
 /* Findings for what is wrong with config or architecture file (C001..C007): then *out is NULL and the return
@@ -221,15 +232,16 @@ int spec_weight_tensors(const struct spec *s, size_t weight, const struct ckpt *
 typedef int (*spec_logical_fn)(void *ctx, const char *name, const struct spec_weight *w);
 int spec_each_logical(const struct spec *s, spec_logical_fn f, void *ctx);
 
+/* The architecture file's chat(messages, options), in a sandbox of its own. *result: a list of {text,
+ * special}, as the function gave it, checked by whoever asks. ERR_FORMAT: the function failed, with its
+ * message; ERR_LIMIT. */
+int spec_chat(const struct spec *s, const struct json *messages, const struct json *options,
+              struct arena *arena, const struct json **result, struct err *e);
+
 /* Sets the number of KV pages: first dimension of every paged STATE value. */
 void spec_set_pages(struct graph *g, const struct spec *s, int64_t pages);
 
-/* Shipped architecture files: name and text; for listings and tests. */
-struct arch_file {
-    const char *name;
-    const char *text;
-    size_t n;
-};
+/* The shipped ones, for listings and tests. */
 size_t spec_arch_files(const struct arch_file **out);
 
 #endif

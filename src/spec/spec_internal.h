@@ -8,7 +8,7 @@
 #include "spec/spec.h"
 
 /* Generated at build from arch/: the shared files first, then the architecture files. */
-#define ARCH_N_SHARED 2 /* prelude.lua and blocks.lua stand first */
+#define ARCH_N_SHARED 3 /* prelude.lua, blocks.lua and chat.lua stand first */
 extern const struct arch_file arch_embedded[];
 extern const size_t arch_embedded_n;
 
@@ -21,6 +21,14 @@ struct rope_scaling {
 };
 /* inv_freq[dim/2] in the float32 arithmetic of the reference. */
 void rope_inv_freq(int64_t dim, double theta, const struct rope_scaling *s, float *out);
+
+struct script;
+struct script_limits;
+/* The shared files and `file` in a sandbox of their own. limits may be NULL. */
+int spec_script(const struct arch_file *file, const struct script_limits *limits, struct script **out,
+                struct err *e);
+/* Fills has_chat and output of *s from its architecture file. */
+int spec_read_chat(struct spec *s, struct script *script, struct err *e);
 
 /* Patterns of the names of all tensors (numbers are %d), and of the weights that quantised ones make up, as a
  * JSON list of strings. ERR_NOMEM. */

@@ -367,6 +367,9 @@ static int model_facts(struct spec *s, const struct json *model, struct err *e)
             return err_set(e, ERR_FORMAT, "the trace does not tell %s: is %s missing?", facts[i].key,
                            strcmp(facts[i].key, "positions") == 0 ? "context(n)" : "an operator");
     s->tied_embeddings = trace_flag(model, "tied");
+    const char *pattern = json_string(json_get(model, "tiktoken"));
+    if (pattern && (s->tokenizer_pattern = arena_strdup(&s->arena, pattern)) == NULL)
+        return err_set(e, ERR_NOMEM, "no memory for a pattern");
     return ERR_OK;
 }
 

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Tokenizers from data (tokenizer.json): text to ids, ids to text, and a stream that never emits half a
- * character. Never chooses by name or hash of a model; refuses, naming it, whatever part of the file it does
- * not implement. And chat templates: jinja2's language as transformers sets it up, interpreted under caps.
+ * Tokenizers from data (tokenizer.json, tiktoken's ranks): text to ids, ids to text, and a stream that never
+ * emits half a character. Never chooses by name or hash of a model; refuses, naming it, whatever part of the
+ * file it does not implement. And chat templates: jinja2's language as transformers sets it up, interpreted
+ * under caps.
  */
 #ifndef TEXT_TEXT_H
 #define TEXT_TEXT_H
@@ -16,6 +17,22 @@ struct tokenizer;
 /* tokenizer_json: whole file, parsed here. ERR_FORMAT, ERR_UNSUPPORTED (names the component), ERR_LIMIT,
  * ERR_NOMEM. Immutable afterwards: any number of threads may use it. */
 int tokenizer_open(struct tokenizer **out, const char *json, size_t n, struct mem *mem, struct err *e);
+/* tiktoken's file: one line "BASE64 RANK" for each token. It says neither how text is cut nor which special
+ * tokens there are: pattern (a regular expression of Rust's fancy-regex, UTF-8) and special come from
+ * elsewhere and are copied. Errors as above; ERR_FORMAT names the line. */
+struct tiktoken_special {
+    int32_t id;
+    const char *text;
+    bool special; /* false: it is found in any text, and decodes as text */
+};
+int tokenizer_open_tiktoken(struct tokenizer **out, const char *ranks, size_t n, const char *pattern,
+                            const struct tiktoken_special *special, size_t n_special, struct mem *mem,
+                            struct err *e);
+/* The same for a model directory: config is its tokenizer_config.json (or NULL), whose "added_tokens_decoder"
+ * has the special tokens and whose "pat_str", if it is there, is the pattern; else fallback is (or NULL:
+ * ERR_UNSUPPORTED). */
+int tokenizer_open_ranks(struct tokenizer **out, const char *ranks, size_t n, const struct json *config,
+                         const char *fallback, struct mem *mem, struct err *e);
 void tokenizer_close(struct tokenizer *t);
 
 uint32_t tokenizer_vocab(const struct tokenizer *t); /* largest id + 1, added tokens included */
@@ -60,6 +77,7 @@ struct detokenizer {
     bool keep_special;
     bool started;      /* a token gave text: the next one is not the first */
     uint32_t stripped; /* characters cut from the beginning so far */
+    int32_t held;      /* a token whose text depends on whether one follows; -1 none */
     unsigned char pending[8];
     unsigned n_pending;
 };

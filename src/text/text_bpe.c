@@ -2,11 +2,10 @@
  *
  * Byte-pair encoding: reads vocabulary and merges, applies them. Merging keeps the symbols in a linked list
  * and the candidates in a heap ordered by (rank, position), so n characters cost n log n whatever the text
- * is. Refuses dropout, subword prefixes and suffixes, and merges whose parts or result are no tokens.
- * Everything is decided as the reference implementation decides it, also where that looks odd (a pending
- * unknown token is put after byte tokens that follow it).
+ * is; short words are searched through instead. Refuses dropout, and merges whose parts or result are no
+ * tokens. Everything is decided as the reference implementation decides it, also where that looks odd (a
+ * pending unknown token is put after byte tokens that follow it).
  */
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -22,12 +21,7 @@ struct bpe_merge {
     int32_t id;
 };
 
-void bpe_scratch_release(struct bpe_scratch *s)
-{
-    free(s->symbols);
-    free(s->heap);
-    memset(s, 0, sizeof *s);
-}
+#define SHORT_WORD 48 /* symbols up to which searching all pairs is faster than a heap */
 
 /* ---- reading ---- */
 
@@ -51,7 +45,7 @@ static const struct merge_slot *find_merge(const struct bpe *b, int32_t left, in
     return s->pair == UINT64_MAX ? NULL : s;
 }
 
-static bool vocab_id(const struct tokenizer *t, const char *s, size_t n, int32_t *out)
+bool text_vocab_id(const struct tokenizer *t, const char *s, size_t n, int32_t *out)
 {
     uint32_t id;
     if (!strmap_get(&t->map, s, n, &id))
@@ -93,10 +87,11 @@ static int add_merge(struct tokenizer *t, const struct json *v, uint32_t rank, s
                        TEXT_MAX_TOKEN);
     if (l.n + r.n > sizeof joined && (text = malloc(l.n + r.n)) == NULL)
         return err_set(e, ERR_NOMEM, "out of memory for the merges");
+    size_t cut = t->bpe.prefix.n < r.n ? t->bpe.prefix.n : r.n; /* the right part continues the word */
     memcpy(text, l.s, l.n);
-    memcpy(text + l.n, r.s, r.n);
-    bool known = vocab_id(t, l.s, l.n, &left) && vocab_id(t, r.s, r.n, &right) &&
-                 vocab_id(t, text, l.n + r.n, &result);
+    memcpy(text + l.n, r.s + cut, r.n - cut);
+    bool known = text_vocab_id(t, l.s, l.n, &left) && text_vocab_id(t, r.s, r.n, &right) &&
+                 text_vocab_id(t, text, l.n + r.n - cut, &result);
     if (text != joined)
         free(text);
     if (!known)
@@ -109,100 +104,124 @@ static int add_merge(struct tokenizer *t, const struct json *v, uint32_t rank, s
     return ERR_OK;
 }
 
+static int make_slots(struct bpe *b, size_t n, struct err *e)
+{
+    b->n_slots = 16;
+    while (b->n_slots < 2 * n)
+        b->n_slots *= 2;
+    b->slots = malloc(b->n_slots * sizeof *b->slots);
+    if (b->slots == NULL)
+        return err_set(e, ERR_NOMEM, "out of memory for %zu merges", n);
+    for (size_t i = 0; i < b->n_slots; i++)
+        b->slots[i].pair = UINT64_MAX;
+    return ERR_OK;
+}
+
 static int read_merges(struct tokenizer *t, const struct json *merges, struct err *e)
 {
-    struct bpe *b = &t->bpe;
     if (merges == NULL || merges->type != JSON_ARRAY)
         return err_set(e, ERR_FORMAT, "tokenizer.json: model BPE: \"merges\" is missing or no array");
     if (merges->n > TEXT_MAX_MERGES)
         return err_set(e, ERR_LIMIT, "tokenizer.json: %u merges, more than %u", merges->n, TEXT_MAX_MERGES);
-    b->n_slots = 16;
-    while (b->n_slots < 2 * (size_t)merges->n)
-        b->n_slots *= 2;
-    b->slots = malloc(b->n_slots * sizeof *b->slots);
-    if (b->slots == NULL)
-        return err_set(e, ERR_NOMEM, "out of memory for %u merges", merges->n);
-    for (size_t i = 0; i < b->n_slots; i++)
-        b->slots[i].pair = UINT64_MAX;
+    int rc = make_slots(&t->bpe, merges->n, e);
+    if (rc)
+        return rc;
     uint32_t rank = 0;
     for (uint32_t i = 0; i < merges->n; i++) {
         const struct json *m = json_at(merges, i);
         if (json_string(m) && str_starts(m->as.string, "#version"))
             continue; /* a line of the older merges.txt */
-        int rc = add_merge(t, m, rank++, e);
+        rc = add_merge(t, m, rank++, e);
         if (rc)
             return rc;
     }
     return ERR_OK;
 }
 
-static int refuse_option(const struct json *model, const char *key, struct err *e)
+static void find_characters(struct tokenizer *t)
 {
-    const struct json *v = json_get(model, key);
-    const char *s = json_string(v);
-    double d;
-    if (v == NULL || v->type == JSON_NULL || (s && *s == '\0') || (json_f64(v, &d) && d == 0))
-        return ERR_OK;
-    return err_set(e, ERR_UNSUPPORTED, "tokenizer.json: model BPE with %s is not implemented", key);
+    for (uint32_t i = 0; i < BPE_DIRECT; i++) {
+        char c[4];
+        size_t n = utf8_encode(i, c);
+        if (!text_vocab_id(t, c, n, &t->bpe.char_id[i]))
+            t->bpe.char_id[i] = -1;
+    }
 }
 
-static int read_options(struct tokenizer *t, const struct json *model, struct err *e)
+int bpe_merges_from_ranks(struct tokenizer *t, struct err *e)
 {
-    struct bpe *b = &t->bpe;
-    static const char *const refused[] = {"dropout", "continuing_subword_prefix", "end_of_word_suffix"};
-    for (size_t i = 0; i < ARRAY_LEN(refused); i++) {
-        int rc = refuse_option(model, refused[i], e);
-        if (rc)
-            return rc;
+    size_t n_pairs = 0;
+    int rc = ERR_OK;
+    for (int pass = 0; pass < 2 && rc == 0; pass++) { /* counts, then fills */
+        for (uint32_t id = 0; id < t->n_ids; id++) {
+            const struct token *k = &t->tokens[id];
+            int32_t left, right;
+            if (!(k->flags & TOKEN_PRESENT) || k->flags & TOKEN_ADDED)
+                continue;
+            for (size_t i = 1; i < k->raw_bytes; i++) {
+                if (((unsigned char)k->raw[i] & 0xC0) == 0x80 || !text_vocab_id(t, k->raw, i, &left) ||
+                    !text_vocab_id(t, k->raw + i, k->raw_bytes - i, &right))
+                    continue;
+                uint64_t pair = pair_key(left, right);
+                if (pass)
+                    t->bpe.slots[slot_of(&t->bpe, pair)] = (struct merge_slot){pair, id, (int32_t)id};
+                n_pairs += pass == 0;
+            }
+        }
+        if (pass == 0)
+            rc = make_slots(&t->bpe, n_pairs, e);
     }
-    const struct {
-        const char *key;
-        bool *out;
-    } flags[] = {{"byte_fallback", &b->byte_fallback},
-                 {"fuse_unk", &b->fuse_unk},
-                 {"ignore_merges", &b->ignore_merges}};
-    for (size_t i = 0; i < ARRAY_LEN(flags); i++) {
-        const struct json *v = json_get(model, flags[i].key);
-        if (v && v->type != JSON_NULL && !json_bool(v, flags[i].out))
-            return err_set(e, ERR_FORMAT, "tokenizer.json: model BPE: \"%s\" is no boolean", flags[i].key);
+    if (rc == 0)
+        find_characters(t);
+    return rc;
+}
+
+/* dropout null (or 0), prefix and suffix as text or null */
+static int read_affixes(struct tokenizer *t, const struct json *model, struct err *e)
+{
+    const struct json *dropout = json_get(model, "dropout");
+    const char *const keys[] = {"continuing_subword_prefix", "end_of_word_suffix"};
+    double d = 0;
+    if (!text_absent(dropout) && (!json_f64(dropout, &d) || d != 0))
+        return err_set(e, ERR_UNSUPPORTED, "tokenizer.json: model BPE with dropout is not implemented");
+    for (int i = 0; i < 2; i++) {
+        const struct json *v = json_get(model, keys[i]);
+        struct span *out = i ? &t->bpe.suffix : &t->bpe.prefix;
+        if (!text_absent(v) && (!text_copy_string(t, v, out) || out->n > TEXT_MAX_ADDED))
+            return err_set(e, ERR_FORMAT, "tokenizer.json: model BPE: \"%s\" is no short string", keys[i]);
     }
-    const struct json *unk = json_get(model, "unk_token");
-    b->unk_id = -1;
-    if (unk && unk->type != JSON_NULL &&
-        (json_string(unk) == NULL || !vocab_id(t, unk->as.string, unk->n, &b->unk_id)))
-        return err_set(e, ERR_FORMAT,
-                       "tokenizer.json: model BPE: \"unk_token\" is no token of the vocabulary");
     return ERR_OK;
 }
 
 int bpe_read(struct tokenizer *t, const struct json *model, struct err *e)
 {
-    const struct json *type = json_get(model, "type");
-    if (type && type->type != JSON_NULL && (json_string(type) == NULL || strcmp(type->as.string, "BPE") != 0))
-        return err_set(e, ERR_UNSUPPORTED, "tokenizer.json: model %.60s is not implemented",
-                       json_string(type) ? type->as.string : "(no type)");
-    int rc = read_options(t, model, e);
-    if (rc == 0)
-        rc = read_merges(t, json_get(model, "merges"), e);
+    struct bpe *b = &t->bpe;
+    int rc = read_affixes(t, model, e);
     if (rc)
         return rc;
-    for (int i = 0; i < 256; i++) {
-        char name[8];
-        int n = snprintf(name, sizeof name, "<0x%02X>", i);
-        if (!vocab_id(t, name, (size_t)n, &t->bpe.byte_id[i]))
-            t->bpe.byte_id[i] = -1;
-    }
-    for (int i = 0; i < 128; i++) {
-        char c = (char)i;
-        if (!vocab_id(t, &c, 1, &t->bpe.char_id[i]))
-            t->bpe.char_id[i] = -1;
-    }
-    return ERR_OK;
+    const struct {
+        const char *key;
+        bool *out;
+    } flags[] = {{"byte_fallback", &t->byte_fallback},
+                 {"fuse_unk", &b->fuse_unk},
+                 {"ignore_merges", &b->ignore_merges}};
+    for (size_t i = 0; i < ARRAY_LEN(flags); i++)
+        if (!text_read_flag(model, flags[i].key, false, flags[i].out))
+            return err_set(e, ERR_FORMAT, "tokenizer.json: model BPE: \"%s\" is no boolean", flags[i].key);
+    const struct json *unk = json_get(model, "unk_token");
+    if (!text_absent(unk) &&
+        (json_string(unk) == NULL || !text_vocab_id(t, unk->as.string, unk->n, &t->unk_id)))
+        return err_set(e, ERR_FORMAT,
+                       "tokenizer.json: model BPE: \"unk_token\" is no token of the vocabulary");
+    rc = read_merges(t, json_get(model, "merges"), e);
+    if (rc == 0)
+        find_characters(t);
+    return rc;
 }
 
 /* ---- encoding ---- */
 
-static int add_symbol(struct bpe_scratch *s, size_t *n, int32_t id)
+static int add_symbol(struct model_scratch *s, size_t *n, int32_t id)
 {
     if (*n >= INT32_MAX - 1 ||
         vec_reserve((void **)&s->symbols, &s->symbols_capacity, *n + 1, sizeof *s->symbols))
@@ -212,20 +231,41 @@ static int add_symbol(struct bpe_scratch *s, size_t *n, int32_t id)
     return ERR_OK;
 }
 
-static bool all_bytes_known(const struct bpe *b, const char *s, size_t n)
+/* The bytes of s as byte tokens; *all false, and nothing added, if one has none. */
+static int add_bytes(const struct tokenizer *t, struct model_scratch *scratch, size_t *n_out, const char *s,
+                     size_t n, bool *all)
 {
+    int rc = ERR_OK;
+    *all = true;
     for (size_t i = 0; i < n; i++)
-        if (b->byte_id[(unsigned char)s[i]] < 0)
-            return false;
-    return true;
+        *all = *all && t->byte_id[(unsigned char)s[i]] >= 0;
+    for (size_t i = 0; i < n && *all && rc == 0; i++)
+        rc = add_symbol(scratch, n_out, t->byte_id[(unsigned char)s[i]]);
+    return rc;
+}
+
+/* One character, as it is looked for in the vocabulary: with what marks its place in the word. */
+static struct span decorated(const struct bpe *b, const char *s, size_t n, bool first, bool last,
+                             char buffer[2 * TEXT_MAX_ADDED + 4])
+{
+    size_t before = first ? 0 : b->prefix.n, after = last ? b->suffix.n : 0;
+    if (before + after == 0)
+        return (struct span){s, n};
+    if (before)
+        memcpy(buffer, b->prefix.s, before);
+    memcpy(buffer + before, s, n);
+    if (after)
+        memcpy(buffer + before + n, b->suffix.s, after);
+    return (struct span){buffer, before + n + after};
 }
 
 /* Characters to symbols: tokens of one character, bytes, or the unknown token. */
-static int split_characters(const struct tokenizer *t, struct bpe_scratch *scratch, const char *s, size_t n,
+static int split_characters(const struct tokenizer *t, struct model_scratch *scratch, const char *s, size_t n,
                             size_t *n_out)
 {
     const struct bpe *b = &t->bpe;
     bool unk_pending = false;
+    char buffer[2 * TEXT_MAX_ADDED + 4];
     int rc = ERR_OK;
     *n_out = 0;
     for (size_t i = 0, len; i < n && rc == 0; i += len) {
@@ -234,30 +274,59 @@ static int split_characters(const struct tokenizer *t, struct bpe_scratch *scrat
         len = utf8_decode(s + i, n - i, &c);
         if (len == 0)
             BUG("text was checked to be UTF-8");
-        if (c < 128)
+        struct span k = decorated(b, s + i, len, i == 0, i + len == n, buffer);
+        if (c < BPE_DIRECT && k.n == len)
             id = b->char_id[c];
         else
-            vocab_id(t, s + i, len, &id);
+            text_vocab_id(t, k.s, k.n, &id);
         if (id >= 0) {
             if (unk_pending)
-                rc = add_symbol(scratch, n_out, b->unk_id);
+                rc = add_symbol(scratch, n_out, t->unk_id);
             unk_pending = false;
             if (rc == 0)
                 rc = add_symbol(scratch, n_out, id);
-        } else if (b->byte_fallback && all_bytes_known(b, s + i, len)) {
-            for (size_t k = 0; k < len && rc == 0; k++)
-                rc = add_symbol(scratch, n_out, b->byte_id[(unsigned char)s[i + k]]);
-        } else if (b->unk_id >= 0) {
+            continue;
+        }
+        bool as_bytes = false;
+        if (t->byte_fallback)
+            rc = add_bytes(t, scratch, n_out, k.s, k.n, &as_bytes);
+        if (!as_bytes && t->unk_id >= 0) {
             if (unk_pending && !b->fuse_unk)
-                rc = add_symbol(scratch, n_out, b->unk_id);
+                rc = add_symbol(scratch, n_out, t->unk_id);
             unk_pending = true;
         }
     }
     if (rc == 0 && unk_pending)
-        rc = add_symbol(scratch, n_out, b->unk_id);
+        rc = add_symbol(scratch, n_out, t->unk_id);
     if (*n_out)
         scratch->symbols[*n_out - 1].next = -1;
     return rc;
+}
+
+/* Short words: ranks of all neighbours side by side, the lowest (the leftmost of equals) merges first. */
+static size_t merge_short(const struct bpe *b, struct bpe_symbol *symbols, size_t n)
+{
+    const struct merge_slot *pairs[SHORT_WORD];
+    for (size_t i = 0; i + 1 < n; i++)
+        pairs[i] = find_merge(b, symbols[i].id, symbols[i + 1].id);
+    for (;;) {
+        size_t best = n;
+        for (size_t i = 0; i + 1 < n; i++)
+            if (pairs[i] && (best == n || pairs[i]->rank < pairs[best]->rank))
+                best = i;
+        if (best == n)
+            return n;
+        symbols[best].id = pairs[best]->id;
+        n--;
+        for (size_t i = best + 1; i < n; i++) {
+            symbols[i].id = symbols[i + 1].id;
+            pairs[i - 1] = pairs[i];
+        }
+        if (best > 0)
+            pairs[best - 1] = find_merge(b, symbols[best - 1].id, symbols[best].id);
+        if (best + 1 < n)
+            pairs[best] = find_merge(b, symbols[best].id, symbols[best + 1].id);
+    }
 }
 
 static bool before(const struct bpe_merge *a, const struct bpe_merge *b)
@@ -266,7 +335,7 @@ static bool before(const struct bpe_merge *a, const struct bpe_merge *b)
 }
 
 /* Puts the pair that starts at pos into the heap, if it can be merged. */
-static int push_pair(const struct bpe *b, struct bpe_scratch *s, int32_t pos)
+static int push_pair(const struct bpe *b, struct model_scratch *s, int32_t pos)
 {
     const struct bpe_symbol *left = &s->symbols[pos];
     if (left->next < 0)
@@ -284,7 +353,7 @@ static int push_pair(const struct bpe *b, struct bpe_scratch *s, int32_t pos)
     return ERR_OK;
 }
 
-static struct bpe_merge pop_pair(struct bpe_scratch *s)
+static struct bpe_merge pop_pair(struct model_scratch *s)
 {
     struct bpe_merge top = s->heap[0], last = s->heap[--s->n_heap];
     size_t i = 0;
@@ -299,7 +368,7 @@ static struct bpe_merge pop_pair(struct bpe_scratch *s)
     return top;
 }
 
-static int merge_all(const struct bpe *b, struct bpe_scratch *s, size_t n)
+static int merge_all(const struct bpe *b, struct model_scratch *s, size_t n)
 {
     int rc = ERR_OK;
     s->n_heap = 0;
@@ -328,17 +397,19 @@ static int merge_all(const struct bpe *b, struct bpe_scratch *s, size_t n)
     return rc;
 }
 
-int bpe_encode(const struct tokenizer *t, struct bpe_scratch *scratch, const char *s, size_t n,
+int bpe_encode(const struct tokenizer *t, struct model_scratch *scratch, const char *s, size_t n,
                struct ids *out, struct err *e)
 {
     int32_t whole;
     if (n == 0)
         return ERR_OK;
-    if (t->bpe.ignore_merges && vocab_id(t, s, n, &whole))
+    if (t->bpe.ignore_merges && text_vocab_id(t, s, n, &whole))
         return ids_push(out, whole, e);
     size_t count;
     int rc = split_characters(t, scratch, s, n, &count);
-    if (rc == 0)
+    if (rc == 0 && count <= SHORT_WORD)
+        count = merge_short(&t->bpe, scratch->symbols, count);
+    else if (rc == 0)
         rc = merge_all(&t->bpe, scratch, count);
     if (rc)
         return err_set(e, ERR_NOMEM, "out of memory to tokenize %zu bytes", n);

@@ -35,25 +35,63 @@ static void dec_strip(const struct dec_stage *d, const char *s, size_t n, struct
     strbuf_add(out, s, n);
 }
 
-/* Text of one token after the per-token decoders, in *a. */
-static void decode_token(const struct tokenizer *t, const struct token *token, bool first, struct strbuf *a,
-                         struct strbuf *b)
+/* All tokens but the first: a space, or the prefix that says there is none. Then the spaces that English
+ * punctuation does not want, in the reference implementation's order. */
+static void dec_wordpiece(const struct dec_stage *d, const char *s, size_t n, bool first, struct strbuf *out)
 {
+    static const char *const pairs[][2] = {
+        {" .", "."},   {" ?", "?"},           {" !", "!"},   {" ,", ","},     {" ' ", "'"},   {" n't", "n't"},
+        {" 'm", "'m"}, {" do not", " don't"}, {" 's", "'s"}, {" 've", "'ve"}, {" 're", "'re"}};
+    struct strbuf a = STRBUF_INIT, b = STRBUF_INIT;
+    bool inner = !first && n >= d->pattern.n && memcmp(s, d->pattern.s, d->pattern.n) == 0;
+    if (!first && !inner)
+        strbuf_putc(&a, ' ');
+    strbuf_add(&a, inner ? s + d->pattern.n : s, inner ? n - d->pattern.n : n);
+    for (size_t i = 0; d->cleanup && i < ARRAY_LEN(pairs); i++) {
+        strbuf_clear(&b);
+        text_replace(strbuf_cstr(&a), a.len, (struct span){pairs[i][0], strlen(pairs[i][0])},
+                     (struct span){pairs[i][1], strlen(pairs[i][1])}, &b);
+        text_swap(&a, &b);
+    }
+    strbuf_add(out, strbuf_cstr(&a), a.len);
+    out->failed = out->failed || a.failed || b.failed;
+    strbuf_release(&a);
+    strbuf_release(&b);
+}
+
+/* Text of one token after the per-token decoders, in *a. */
+enum { AT_FIRST = 1, AT_LAST = 2 };
+static int decode_token(const struct tokenizer *t, const struct token *token, unsigned place,
+                        struct strbuf *a, struct strbuf *b, struct err *e)
+{
+    struct regex_match *match = NULL;
+    bool first = place & AT_FIRST, last = place & AT_LAST;
+    int rc = ERR_OK;
     strbuf_clear(a);
     strbuf_add(a, token->raw, token->raw_bytes);
-    for (size_t i = 0; i < t->n_dec; i++) {
+    for (size_t i = 0; i < t->n_dec && rc == 0; i++) {
         const struct dec_stage *d = &t->dec[i];
+        const char *s = strbuf_cstr(a);
         strbuf_clear(b);
-        if (d->kind == DEC_REPLACE)
-            text_replace(strbuf_cstr(a), a->len, d->pattern, d->content, b);
+        if (d->kind == DEC_REPLACE && d->regex)
+            rc = text_replace_regex(d->regex, &match, s, a->len, d->content, b, e);
+        else if (d->kind == DEC_REPLACE)
+            text_replace(s, a->len, d->pattern, d->content, b);
         else if (d->kind == DEC_METASPACE)
-            dec_metaspace(d, strbuf_cstr(a), a->len, first, b);
+            dec_metaspace(d, s, a->len, first, b);
+        else if (d->kind == DEC_WORDPIECE)
+            dec_wordpiece(d, s, a->len, first, b);
+        else if (d->kind == DEC_BPE)
+            text_replace(s, a->len, d->pattern, (struct span){last ? "" : " ", last ? 0 : 1}, b);
         else
-            dec_strip(d, strbuf_cstr(a), a->len, b);
-        struct strbuf x = *a;
-        *a = *b;
-        *b = x;
+            dec_strip(d, s, a->len, b);
+        text_swap(a, b);
+        if (rc == 0 && a->len > TEXT_MAX_TOKEN)
+            rc = err_set(e, ERR_LIMIT, "tokenizer.json: a token decodes to more than %d bytes",
+                         TEXT_MAX_TOKEN);
     }
+    regex_match_free(match);
+    return rc;
 }
 
 /* The byte that a character of the byte-level alphabet stands for, or -1. */
@@ -113,7 +151,9 @@ int text_prepare_pieces(struct tokenizer *t, struct err *e)
         struct token *token = &t->tokens[i];
         if (!(token->flags & TOKEN_PRESENT))
             continue;
-        decode_token(t, token, false, &a, &b);
+        rc = decode_token(t, token, 0, &a, &b, e);
+        if (rc)
+            break;
         const struct strbuf *piece = &a;
         char byte;
         if (t->join == JOIN_BYTE_LEVEL) {
@@ -153,6 +193,7 @@ int text_prepare_pieces(struct tokenizer *t, struct err *e)
 void detokenizer_init(struct detokenizer *d, const struct tokenizer *t, bool keep_special)
 {
     memset(d, 0, sizeof *d);
+    d->held = -1;
     d->t = t;
     d->keep_special = keep_special;
 }
@@ -226,11 +267,18 @@ static void feed_byte(struct detokenizer *d, unsigned char byte, struct strbuf *
     }
 }
 
-static int feed_first(struct detokenizer *d, const struct token *token, struct strbuf *out, struct err *e)
+/* A token whose place changes its text: decoded when it comes, not ahead. */
+static int feed_placed(struct detokenizer *d, const struct token *token, unsigned place, struct strbuf *out,
+                       struct err *e)
 {
     struct strbuf a = STRBUF_INIT, b = STRBUF_INIT;
     char byte;
-    decode_token(d->t, token, true, &a, &b);
+    int rc = decode_token(d->t, token, place, &a, &b, e);
+    if (rc) {
+        strbuf_release(&a);
+        strbuf_release(&b);
+        return rc;
+    }
     if (d->t->join == JOIN_BYTE_LEVEL) {
         unmap_byte_level(&a, &b);
         for (size_t i = 0; i < b.len; i++)
@@ -238,6 +286,7 @@ static int feed_first(struct detokenizer *d, const struct token *token, struct s
     } else if (d->t->join == JOIN_BYTE_FALLBACK && byte_token(&a, &byte)) {
         feed_byte(d, (unsigned char)byte, out);
     } else {
+        flush_broken(d, out);
         emit(d, strbuf_cstr(&a), a.len, out);
     }
     bool failed = strbuf_failed(&a) || strbuf_failed(&b);
@@ -246,19 +295,14 @@ static int feed_first(struct detokenizer *d, const struct token *token, struct s
     return failed ? err_set(e, ERR_NOMEM, "out of memory to decode a token") : ERR_OK;
 }
 
-int detokenizer_feed(struct detokenizer *d, int32_t id, struct strbuf *out, struct err *e)
+static int feed_token(struct detokenizer *d, int32_t id, bool last, struct strbuf *out, struct err *e)
 {
     const struct tokenizer *t = d->t;
-    if (id < 0 || (uint32_t)id >= t->n_ids)
-        return err_set(e, ERR_INVALID, "token id %d is outside the vocabulary of %u", id, t->n_ids);
     const struct token *token = &t->tokens[id];
-    /* ids that no token has give no text, as in the reference implementation */
-    if (!(token->flags & TOKEN_PRESENT) || ((token->flags & TOKEN_SPECIAL) && !d->keep_special))
-        return ERR_OK;
     bool first = !d->started;
     d->started = true;
-    if (first && t->first_differs) {
-        int rc = feed_first(d, token, out, e);
+    if ((first && t->first_differs) || (last && t->last_differs)) {
+        int rc = feed_placed(d, token, (first ? AT_FIRST : 0) | (last ? AT_LAST : 0), out, e);
         if (rc)
             return rc;
     } else if (t->join == JOIN_BYTE_LEVEL || (token->flags & TOKEN_BYTE)) {
@@ -273,6 +317,30 @@ int detokenizer_feed(struct detokenizer *d, int32_t id, struct strbuf *out, stru
     return strbuf_failed(out) ? err_set(e, ERR_NOMEM, "out of memory to decode a token") : ERR_OK;
 }
 
+/* The token held back, if any. */
+static int feed_held(struct detokenizer *d, bool last, struct strbuf *out, struct err *e)
+{
+    int32_t id = d->held;
+    d->held = -1;
+    return id < 0 ? ERR_OK : feed_token(d, id, last, out, e);
+}
+
+int detokenizer_feed(struct detokenizer *d, int32_t id, struct strbuf *out, struct err *e)
+{
+    const struct tokenizer *t = d->t;
+    if (id < 0 || (uint32_t)id >= t->n_ids)
+        return err_set(e, ERR_INVALID, "token id %d is outside the vocabulary of %u", id, t->n_ids);
+    const struct token *token = &t->tokens[id];
+    /* ids that no token has give no text, as in the reference implementation */
+    if (!(token->flags & TOKEN_PRESENT) || ((token->flags & TOKEN_SPECIAL) && !d->keep_special))
+        return ERR_OK;
+    if (!t->last_differs)
+        return feed_token(d, id, false, out, e);
+    int rc = feed_held(d, false, out, e);
+    d->held = id;
+    return rc;
+}
+
 int detokenizer_skip(struct detokenizer *d, const int32_t *ids, size_t n, struct err *e)
 {
     struct strbuf nowhere = STRBUF_INIT;
@@ -281,12 +349,17 @@ int detokenizer_skip(struct detokenizer *d, const int32_t *ids, size_t n, struct
         strbuf_clear(&nowhere);
         rc = detokenizer_feed(d, ids[i], &nowhere, e);
     }
+    if (rc == 0)
+        rc = feed_held(d, false, &nowhere, e);
     strbuf_release(&nowhere);
     return rc;
 }
 
 int detokenizer_finish(struct detokenizer *d, struct strbuf *out, struct err *e)
 {
+    int rc = feed_held(d, true, out, e);
     flush_broken(d, out);
+    if (rc)
+        return rc;
     return strbuf_failed(out) ? err_set(e, ERR_NOMEM, "out of memory to decode a token") : ERR_OK;
 }

@@ -10,28 +10,6 @@
 
 #include "text/text_impl.h"
 
-/* Where in a raw piece the occurrences of a normalized special token were found so far. */
-struct cursor {
-    uint32_t piece; /* number of the piece that `at` belongs to */
-    size_t at;
-};
-
-struct encoder {
-    const struct tokenizer *t;
-    unsigned flags;
-    const char *text; /* the whole, for offsets */
-    const struct text_range *plain;
-    size_t n_plain;
-    struct cursor *cursors; /* one per added token, where plain ranges and normalized special tokens meet */
-    uint32_t n_pieces;
-    const char *piece; /* being encoded, as given */
-    size_t piece_bytes;
-    struct ids *out;
-    struct bpe_scratch scratch;
-    struct strbuf normalized, spare; /* spare: second buffer where a stage rewrites text */
-    struct err *e;
-};
-
 int ids_push(struct ids *v, int32_t id, struct err *e)
 {
     if (v->n == v->capacity && vec_reserve((void **)&v->data, &v->capacity, v->n + 1, sizeof *v->data))
@@ -60,27 +38,14 @@ void byte_level_char(unsigned char b, struct strbuf *out)
     strbuf_add(out, text, utf8_encode(c, text));
 }
 
-/* Replaces every occurrence, left to right, not overlapping. */
-void text_replace(const char *s, size_t n, struct span pattern, struct span content, struct strbuf *out)
-{
-    const char *end = s + n, *hit;
-    while (s < end && (hit = memmem(s, (size_t)(end - s), pattern.s, pattern.n)) != NULL && !out->failed &&
-           out->len <= TEXT_MAX_NORMALIZED) {
-        strbuf_add(out, s, (size_t)(hit - s));
-        strbuf_add(out, content.s, content.n);
-        s = hit + pattern.n;
-    }
-    strbuf_add(out, s, (size_t)(end - s));
-}
-
-static void swap_buffers(struct strbuf *a, struct strbuf *b)
+void text_swap(struct strbuf *a, struct strbuf *b)
 {
     struct strbuf x = *a;
     *a = *b;
     *b = x;
 }
 
-static int check_buffer(const struct strbuf *b, struct err *e)
+int text_check_buffer(const struct strbuf *b, struct err *e)
 {
     if (strbuf_failed(b))
         return err_set(e, ERR_NOMEM, "out of memory to normalize a text");
@@ -90,125 +55,43 @@ static int check_buffer(const struct strbuf *b, struct err *e)
     return ERR_OK;
 }
 
-/* Leaves the result in *a; both buffers are used. */
-static int normalize_into(const struct tokenizer *t, const char *s, size_t n, struct strbuf *a,
-                          struct strbuf *b, struct err *e)
+int text_encode_word(struct encoder *x, const char *s, size_t n, bool alphabet)
 {
-    strbuf_clear(a);
-    strbuf_add(a, s, n);
-    for (size_t i = 0; i < t->n_norm; i++) {
-        const struct norm_stage *stage = &t->norm[i];
-        strbuf_clear(b);
-        if (stage->kind == NORM_REPLACE) {
-            text_replace(strbuf_cstr(a), a->len, stage->pattern, stage->content, b);
-        } else { /* an empty text stays empty */
-            if (a->len > 0)
-                strbuf_add(b, stage->content.s, stage->content.n);
-            strbuf_add(b, strbuf_cstr(a), a->len);
-        }
-        swap_buffers(a, b);
-        int rc = check_buffer(a, e);
-        if (rc)
-            return rc;
-    }
-    return check_buffer(a, e);
-}
-
-int text_normalize(const struct tokenizer *t, const char *s, size_t n, struct strbuf *out, struct err *e)
-{
-    struct strbuf spare = STRBUF_INIT;
-    int rc = normalize_into(t, s, n, out, &spare, e);
-    strbuf_release(&spare);
-    return rc;
-}
-
-/* ---- pre-tokenizers ---- */
-
-static int run_pre(struct encoder *x, size_t stage, const char *s, size_t n, bool first);
-
-static bool begins_with(const char *s, size_t n, struct span prefix)
-{
-    return n >= prefix.n && memcmp(s, prefix.s, prefix.n) == 0;
-}
-
-/* Cuts before every replacement character (it stays with what follows). */
-static int split_metaspace(struct encoder *x, size_t stage, const char *s, size_t n, struct span mark,
-                           bool first)
-{
+    uint64_t hash = 0;
+    size_t n_ids = 0, mark = x->out->n;
     int rc = ERR_OK;
-    while (n > 0 && rc == 0) {
-        size_t from = begins_with(s, n, mark) ? mark.n : 0;
-        const char *hit = memmem(s + from, n - from, mark.s, mark.n);
-        size_t len = hit ? (size_t)(hit - s) : n;
-        rc = run_pre(x, stage + 1, s, len, first);
-        first = false;
-        s += len;
-        n -= len;
-    }
-    return rc;
-}
-
-static int run_metaspace(struct encoder *x, size_t stage, const char *s, size_t n, bool first,
-                         struct strbuf *work)
-{
-    const struct pre_stage *p = &x->t->pre[stage];
-    struct strbuf body = STRBUF_INIT;
-    text_replace(s, n, (struct span){" ", 1}, p->replacement, &body);
-    bool add = p->scheme == META_ALWAYS || (p->scheme == META_FIRST && first);
-    if (add && !begins_with(strbuf_cstr(&body), body.len, p->replacement))
-        strbuf_add(work, p->replacement.s, p->replacement.n);
-    strbuf_add(work, strbuf_cstr(&body), body.len);
-    if (strbuf_failed(&body))
-        work->failed = true;
-    strbuf_release(&body);
-    int rc = check_buffer(work, x->e);
-    if (rc)
-        return rc;
-    if (p->split)
-        return split_metaspace(x, stage, strbuf_cstr(work), work->len, p->replacement, first);
-    return run_pre(x, stage + 1, strbuf_cstr(work), work->len, first);
-}
-
-static int run_byte_level(struct encoder *x, size_t stage, const char *s, size_t n, bool first,
-                          struct strbuf *work)
-{
-    if (x->t->pre[stage].add_prefix_space && s[0] != ' ')
-        byte_level_char(' ', work);
-    for (size_t i = 0; i < n; i++)
-        byte_level_char((unsigned char)s[i], work);
-    int rc = check_buffer(work, x->e);
-    return rc ? rc : run_pre(x, stage + 1, strbuf_cstr(work), work->len, first);
-}
-
-/* Stages from `stage` on, then the model. Depth is bounded by the number of stages. */
-static int run_pre(struct encoder *x, size_t stage, const char *s, size_t n, bool first)
-{
     if (n == 0)
         return ERR_OK;
-    if (stage == x->t->n_pre)
-        return bpe_encode(x->t, &x->scratch, s, n, x->out, x->e);
-    struct strbuf work = STRBUF_INIT;
-    int rc = x->t->pre[stage].kind == PRE_METASPACE ? run_metaspace(x, stage, s, n, first, &work)
-                                                    : run_byte_level(x, stage, s, n, first, &work);
-    strbuf_release(&work);
+    const int32_t *known = word_cache_get(x->cache, s, n, &hash, &n_ids);
+    for (size_t i = 0; i < n_ids && known && rc == 0; i++)
+        rc = ids_push(x->out, known[i], x->e);
+    if (known)
+        return rc;
+    const char *word = s;
+    size_t word_n = n;
+    if (alphabet) {
+        strbuf_clear(&x->alphabet);
+        for (size_t i = 0; i < n; i++)
+            byte_level_char((unsigned char)s[i], &x->alphabet);
+        rc = text_check_buffer(&x->alphabet, x->e);
+        word = strbuf_cstr(&x->alphabet);
+        word_n = x->alphabet.len;
+    }
+    if (rc == 0)
+        rc = x->t->model == MODEL_BPE ? bpe_encode(x->t, &x->scratch, word, word_n, x->out, x->e)
+                                      : words_encode(x->t, &x->scratch, word, word_n, x->out, x->e);
+    if (rc == 0 && x->out->n > mark) /* a word may give no ids, before there is memory for any */
+        word_cache_put(x->cache, s, n, hash, x->out->data + mark, x->out->n - mark);
     return rc;
 }
 
 /* ---- added tokens ---- */
 
-/* Regular expression \s of the reference implementation: the White_Space property. */
-static bool is_space(uint32_t c)
-{
-    return (c >= 9 && c <= 13) || c == 32 || c == 0x85 || c == 0xA0 || c == 0x1680 ||
-           (c >= 0x2000 && c <= 0x200A) || c == 0x2028 || c == 0x2029 || c == 0x202F || c == 0x205F ||
-           c == 0x3000;
-}
-
 static size_t spaces_after(const char *s, size_t n)
 {
     size_t i = 0, len;
     uint32_t c;
-    while (i < n && (len = utf8_decode(s + i, n - i, &c)) > 0 && is_space(c))
+    while (i < n && (len = utf8_decode(s + i, n - i, &c)) > 0 && char_is_space(c))
         i += len;
     return i;
 }
@@ -222,11 +105,40 @@ static size_t spaces_before(const char *s, size_t from, size_t to)
         while (start > from && ((unsigned char)s[start] & 0xC0) == 0x80)
             start--;
         uint32_t c;
-        if (utf8_decode(s + start, end - start, &c) != end - start || !is_space(c))
+        if (utf8_decode(s + start, end - start, &c) != end - start || !char_is_space(c))
             break;
         end = start;
     }
     return to - end;
+}
+
+/* Does a character of a word begin at s, or end before it? Tokens of single_word match between others only.
+ */
+static int is_word_at(struct encoder *x, const char *s, size_t n, bool *is)
+{
+    struct regex_find f = {0};
+    *is = false;
+    if (n == 0)
+        return ERR_OK;
+    int rc = regex_next(x->t->word, &x->match, s, n, &f, x->e);
+    *is = rc == 0 && f.found;
+    return rc;
+}
+
+static int stands_alone(struct encoder *x, const char *s, size_t n, size_t from, size_t to, bool *alone)
+{
+    bool before, after;
+    size_t start = from, len = 0;
+    uint32_t c;
+    while (start > 0 && ((unsigned char)s[--start] & 0xC0) == 0x80) {
+    }
+    if (to < n)
+        len = utf8_decode(s + to, n - to, &c);
+    int rc = is_word_at(x, s + start, from - start, &before);
+    if (rc == 0)
+        rc = is_word_at(x, s + to, len, &after);
+    *alone = rc == 0 && !before && !after;
+    return rc;
 }
 
 /* Does text[from..to) touch a range whose special tokens are text? */
@@ -296,6 +208,13 @@ static int split_added(struct encoder *x, const struct trie *trie, const char *s
             continue;
         }
         size_t start = i, stop = i + len;
+        bool alone = true;
+        if (a->single_word && (rc = stands_alone(x, s, n, start, stop, &alone)) != 0)
+            return rc;
+        if (!alone) {
+            i = stop;
+            continue;
+        }
         if (a->lstrip)
             start -= spaces_before(s, done, start);
         if (a->rstrip)
@@ -313,7 +232,7 @@ static int split_added(struct encoder *x, const struct trie *trie, const char *s
 
 static int encode_normalized(struct encoder *x, const char *s, size_t n, bool first)
 {
-    return run_pre(x, 0, s, n, first);
+    return text_run_pre(x, 0, s, n, first);
 }
 
 static int encode_piece(struct encoder *x, const char *s, size_t n, bool first)
@@ -321,7 +240,7 @@ static int encode_piece(struct encoder *x, const char *s, size_t n, bool first)
     x->n_pieces++;
     x->piece = s;
     x->piece_bytes = n;
-    int rc = normalize_into(x->t, s, n, &x->normalized, &x->spare, x->e);
+    int rc = text_normalize(x->t, &x->match, s, n, &x->normalized, &x->spare, x->e);
     if (rc)
         return rc;
     return split_added(x, &x->t->normalized, strbuf_cstr(&x->normalized), x->normalized.len, first,
@@ -362,13 +281,19 @@ int tokenizer_encode_parts(const struct tokenizer *t, const char *text, size_t n
     for (size_t i = 0; post && i < t->n_before && rc == 0; i++)
         rc = ids_push(out, t->post_before[i], e);
     if (rc == 0 && n > 0)
+        rc = regex_match_new(&x.match, n, e);
+    x.cache = word_cache_new(n);
+    if (rc == 0 && n > 0)
         rc = split_added(&x, &t->raw, text, n, true, encode_piece);
     for (size_t i = 0; post && i < t->n_after && rc == 0; i++)
         rc = ids_push(out, t->post_after[i], e);
     free(x.cursors);
     strbuf_release(&x.normalized);
     strbuf_release(&x.spare);
-    bpe_scratch_release(&x.scratch);
+    strbuf_release(&x.alphabet);
+    model_scratch_release(&x.scratch);
+    regex_match_free(x.match);
+    word_cache_free(x.cache);
     if (rc)
         out->n = mark; /* all or nothing */
     return rc;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Byte trie of the added tokens. Owns its nodes; immutable once built. A walk costs at most TEXT_MAX_ADDED
+ * Byte trie of tokens. Owns its nodes; immutable once built. A walk costs at most TEXT_MAX_ADDED
  * steps, whatever the text is.
  */
 #include <stdlib.h>
@@ -66,6 +66,17 @@ int trie_add(struct trie *t, struct span key, int32_t added)
     if (node != 0)
         t->nodes[node].added = added;
     return ERR_OK;
+}
+
+bool trie_step(const struct trie *t, uint32_t *node, unsigned char byte, int32_t *value)
+{
+    if (t->n == 0)
+        return false;
+    *node = child_of(t, *node, byte);
+    if (*node == 0)
+        return false;
+    *value = t->nodes[*node].added;
+    return true;
 }
 
 int32_t trie_longest(const struct trie *t, const char *s, size_t n, size_t *length)

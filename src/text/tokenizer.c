@@ -4,12 +4,13 @@
  * immutable once open. Refuses files whose ids collide, are absurdly sparse, or whose added tokens contradict
  * the vocabulary.
  */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "text/text_impl.h"
 
-static int set_token(struct tokenizer *t, uint32_t id, struct span text, uint32_t flags, struct err *e)
+int text_set_token(struct tokenizer *t, uint32_t id, struct span text, uint32_t flags, struct err *e)
 {
     struct token *token = &t->tokens[id];
     if (token->flags & TOKEN_PRESENT &&
@@ -21,14 +22,31 @@ static int set_token(struct tokenizer *t, uint32_t id, struct span text, uint32_
     return ERR_OK;
 }
 
+/* Entry i of the vocabulary: {"text": id, ...}, or [["text", score], ...] whose ids are the places. */
+static bool vocab_entry(const struct json *vocab, uint32_t i, struct span *text, uint64_t *id)
+{
+    if (vocab->type == JSON_OBJECT) {
+        const struct json_member *m = &vocab->as.members[i];
+        *text = (struct span){m->key, m->key_bytes};
+        return json_u64(&m->value, id);
+    }
+    const struct json *s = json_at(json_at(vocab, i), 0);
+    if (json_string(s) == NULL)
+        return false;
+    *text = (struct span){s->as.string, s->n};
+    *id = i;
+    return true;
+}
+
 /* Largest id + 1 over vocabulary and added tokens; sparse ids would cost memory that no token pays for. */
 static int count_ids(const struct json *vocab, const struct json *added, uint32_t *out, struct err *e)
 {
     uint64_t total = (uint64_t)vocab->n + (added ? added->n : 0), top = 0, id;
+    struct span text;
     for (uint32_t i = 0; i < total; i++) {
-        const struct json *v =
-            i < vocab->n ? &vocab->as.members[i].value : json_get(json_at(added, i - vocab->n), "id");
-        if (!json_u64(v, &id))
+        bool known = i < vocab->n ? vocab_entry(vocab, i, &text, &id)
+                                  : json_u64(json_get(json_at(added, i - vocab->n), "id"), &id);
+        if (!known)
             return err_set(e, ERR_FORMAT, "tokenizer.json: %s %u has no id of its own",
                            i < vocab->n ? "vocabulary entry" : "added token",
                            i < vocab->n ? i : i - vocab->n);
@@ -46,20 +64,20 @@ static int read_vocab(struct tokenizer *t, const struct json *vocab, struct err 
     if (strmap_reserve(&t->map, vocab->n))
         return err_set(e, ERR_NOMEM, "out of memory for %u tokens", vocab->n);
     for (uint32_t i = 0; i < vocab->n; i++) {
-        const struct json_member *m = &vocab->as.members[i];
+        struct span text = {0};
         uint64_t id = 0;
-        json_u64(&m->value, &id); /* count_ids saw all of them */
-        if (m->key_bytes > TEXT_MAX_TOKEN)
-            return err_set(e, ERR_LIMIT, "tokenizer.json: token %llu has %u bytes, more than %d",
-                           (unsigned long long)id, m->key_bytes, TEXT_MAX_TOKEN);
-        char *copy = arena_alloc(&t->arena, (size_t)m->key_bytes + 1);
+        vocab_entry(vocab, i, &text, &id); /* count_ids saw all of them */
+        if (text.n > TEXT_MAX_TOKEN)
+            return err_set(e, ERR_LIMIT, "tokenizer.json: token %llu has %zu bytes, more than %d",
+                           (unsigned long long)id, text.n, TEXT_MAX_TOKEN);
+        char *copy = arena_alloc(&t->arena, text.n + 1);
         if (copy == NULL)
             return err_set(e, ERR_NOMEM, "out of memory for %u tokens", vocab->n);
-        memcpy(copy, m->key, m->key_bytes);
-        int rc = set_token(t, (uint32_t)id, (struct span){copy, m->key_bytes}, 0, e);
+        memcpy(copy, text.s, text.n);
+        int rc = text_set_token(t, (uint32_t)id, (struct span){copy, text.n}, 0, e);
         if (rc)
             return rc;
-        rc = strmap_put(&t->map, copy, m->key_bytes, (uint32_t)id, NULL);
+        rc = strmap_put(&t->map, copy, text.n, (uint32_t)id, NULL);
         if (rc)
             return rc < 0 ? err_set(e, ERR_NOMEM, "out of memory for %u tokens", vocab->n)
                           : err_set(e, ERR_FORMAT, "tokenizer.json: token %llu is there twice",
@@ -81,21 +99,17 @@ static int read_added(struct tokenizer *t, const struct json *v, struct added *a
         return err_set(e, ERR_LIMIT, "tokenizer.json: added token %llu has %zu bytes, more than %d",
                        (unsigned long long)id, a->content.n, TEXT_MAX_ADDED);
     a->id = (int32_t)id;
-    bool single_word = false;
     json_bool(json_get(v, "special"), &a->special);
     json_bool(json_get(v, "lstrip"), &a->lstrip);
     json_bool(json_get(v, "rstrip"), &a->rstrip);
-    json_bool(json_get(v, "single_word"), &single_word);
+    json_bool(json_get(v, "single_word"), &a->single_word);
     a->normalized = !a->special;
     json_bool(json_get(v, "normalized"), &a->normalized);
-    if (single_word)
-        return err_set(e, ERR_UNSUPPORTED,
-                       "tokenizer.json: added token %.60s with single_word is not implemented", a->content.s);
     if (strmap_get(&t->map, a->content.s, a->content.n, &in_vocab) && in_vocab != id)
         return err_set(e, ERR_FORMAT,
                        "tokenizer.json: added token %.60s has the id %llu, in the vocabulary %u",
                        a->content.s, (unsigned long long)id, in_vocab);
-    return set_token(t, (uint32_t)id, a->content, TOKEN_ADDED | (a->special ? TOKEN_SPECIAL : 0), e);
+    return text_set_token(t, (uint32_t)id, a->content, TOKEN_ADDED | (a->special ? TOKEN_SPECIAL : 0), e);
 }
 
 static int read_all_added(struct tokenizer *t, const struct json *list, struct err *e)
@@ -113,15 +127,20 @@ static int read_all_added(struct tokenizer *t, const struct json *list, struct e
 }
 
 /* After the normalizers are known: the content of some added tokens passes through them. */
-static int build_tries(struct tokenizer *t, struct err *e)
+int text_build_tries(struct tokenizer *t, struct err *e)
 {
-    struct strbuf text = STRBUF_INIT;
+    static const char word[] = "\\w";
+    struct strbuf text = STRBUF_INIT, spare = STRBUF_INIT;
+    struct regex_match *match = NULL;
     int rc = ERR_OK;
+    for (size_t i = 0; i < t->n_added && rc == 0; i++)
+        if (t->added[i].single_word && t->word == NULL)
+            rc = regex_compile(&t->word, word, strlen(word), REGEX_RUST, "added_tokens", e);
     for (size_t i = 0; i < t->n_added && rc == 0; i++) {
         const struct added *a = &t->added[i];
         struct span key = a->content;
         if (a->normalized) {
-            rc = text_normalize(t, key.s, key.n, &text, e);
+            rc = text_normalize(t, &match, key.s, key.n, &text, &spare, e);
             key = (struct span){strbuf_cstr(&text), text.len};
         }
         if (rc == 0 && key.n > 4 * TEXT_MAX_ADDED)
@@ -130,34 +149,67 @@ static int build_tries(struct tokenizer *t, struct err *e)
         if (rc == 0 && key.n > 0 && trie_add(a->normalized ? &t->normalized : &t->raw, key, (int32_t)i))
             rc = err_set(e, ERR_NOMEM, "out of memory for the added tokens");
     }
+    regex_match_free(match);
     strbuf_release(&text);
+    strbuf_release(&spare);
     return rc;
 }
 
 /* See tokenizer_bytes_per_id. A byte of text never becomes less than a byte of a token, unless one of these
  * says otherwise. */
-static size_t find_bytes_per_id(const struct tokenizer *t)
+void text_find_bytes_per_id(struct tokenizer *t)
 {
-    bool bytes = t->bpe.byte_fallback, alphabet = t->n_pre > 0 && t->pre[t->n_pre - 1].kind == PRE_BYTE_LEVEL;
+    bool bytes = t->byte_fallback;
+    bool alphabet = t->model == MODEL_BPE && t->n_pre > 0 && text_pre_is_byte_level(&t->pre[t->n_pre - 1]);
     struct strbuf text = STRBUF_INIT;
     for (int i = 0; i < 256; i++) {
         uint32_t id;
         strbuf_clear(&text);
         byte_level_char((unsigned char)i, &text);
-        bytes = bytes && t->bpe.byte_id[i] >= 0;
+        bytes = bytes && t->byte_id[i] >= 0;
         alphabet = alphabet && strmap_get(&t->map, strbuf_cstr(&text), text.len, &id);
     }
     strbuf_release(&text);
-    bool bounded = bytes || alphabet || (t->bpe.unk_id >= 0 && !t->bpe.fuse_unk);
-    for (size_t i = 0; i < t->n_norm; i++)
-        bounded =
-            bounded && (t->norm[i].kind != NORM_REPLACE || t->norm[i].content.n >= t->norm[i].pattern.n);
+    bool bounded = bytes || alphabet || (t->model == MODEL_BPE && t->unk_id >= 0 && !t->bpe.fuse_unk);
+    bounded = bounded && (t->model == MODEL_BPE || t->model == MODEL_UNIGRAM);
+    for (size_t i = 0; i < t->n_pre; i++)
+        bounded = bounded && text_pre_keeps_all(&t->pre[i]);
     for (size_t i = 0; i < t->n_added; i++)
         bounded = bounded && !t->added[i].lstrip && !t->added[i].rstrip;
     size_t longest = 4; /* an unknown character */
     for (uint32_t i = 0; i < t->n_ids; i++)
         longest = t->tokens[i].raw_bytes > longest ? t->tokens[i].raw_bytes : longest;
-    return bounded ? longest : 0;
+    t->bytes_per_id = bounded ? longest * text_shrink_of_normalizers(t) : 0;
+}
+
+/* Files from before "type" was written: by what the model has. */
+static int model_kind(const struct json *model, enum model_kind *out, struct err *e)
+{
+    static const char *const names[] = {"BPE", "Unigram", "WordPiece", "WordLevel"};
+    const struct json *type = json_get(model, "type"), *vocab = json_get(model, "vocab");
+    for (size_t i = 0; i < ARRAY_LEN(names); i++)
+        if (text_type_is(model, names[i])) {
+            *out = (enum model_kind)i;
+            return ERR_OK;
+        }
+    if (!text_absent(type))
+        return text_not_implemented("model", model, e);
+    *out = json_get(model, "merges")                                   ? MODEL_BPE
+           : vocab && vocab->type == JSON_ARRAY                        ? MODEL_UNIGRAM
+           : !text_absent(json_get(model, "max_input_chars_per_word")) ? MODEL_WORDPIECE
+                                                                       : MODEL_WORDLEVEL;
+    return ERR_OK;
+}
+
+static int read_model(struct tokenizer *t, const struct json *model, struct err *e)
+{
+    for (int i = 0; i < 256; i++) {
+        char name[8];
+        int n = snprintf(name, sizeof name, "<0x%02X>", i);
+        if (!text_vocab_id(t, name, (size_t)n, &t->byte_id[i]))
+            t->byte_id[i] = -1;
+    }
+    return t->model == MODEL_BPE ? bpe_read(t, model, e) : words_read(t, model, e);
 }
 
 static int read_file(struct tokenizer *t, const struct json *root, struct err *e)
@@ -166,17 +218,18 @@ static int read_file(struct tokenizer *t, const struct json *root, struct err *e
     const struct json *added = json_get(root, "added_tokens");
     if (root->type != JSON_OBJECT || model == NULL || model->type != JSON_OBJECT)
         return err_set(e, ERR_FORMAT, "tokenizer.json: no object \"model\"");
-    if (vocab == NULL || vocab->type != JSON_OBJECT) {
-        const char *type = json_string(json_get(model, "type"));
-        if (type && strcmp(type, "BPE") != 0)
-            return err_set(e, ERR_UNSUPPORTED, "tokenizer.json: model %.60s is not implemented", type);
-        return err_set(e, ERR_FORMAT, "tokenizer.json: model: \"vocab\" is missing or no object");
-    }
+    int rc = model_kind(model, &t->model, e);
+    if (rc)
+        return rc;
+    bool list = t->model == MODEL_UNIGRAM;
+    if (vocab == NULL || vocab->type != (list ? JSON_ARRAY : JSON_OBJECT))
+        return err_set(e, ERR_FORMAT, "tokenizer.json: model: \"vocab\" is missing or no %s",
+                       list ? "array" : "object");
     if (added && added->type == JSON_NULL)
         added = NULL;
     if (added && added->type != JSON_ARRAY)
         return err_set(e, ERR_FORMAT, "tokenizer.json: \"added_tokens\" is no array");
-    int rc = count_ids(vocab, added, &t->n_ids, e);
+    rc = count_ids(vocab, added, &t->n_ids, e);
     if (rc)
         return rc;
     t->tokens = arena_alloc_n(&t->arena, t->n_ids, sizeof *t->tokens);
@@ -189,11 +242,11 @@ static int read_file(struct tokenizer *t, const struct json *root, struct err *e
     if (rc == 0)
         rc = text_read_normalizer(t, json_get(root, "normalizer"), 0, e);
     if (rc == 0)
-        rc = build_tries(t, e);
+        rc = text_build_tries(t, e);
     if (rc == 0)
         rc = text_read_pre_tokenizer(t, json_get(root, "pre_tokenizer"), 0, e);
     if (rc == 0)
-        rc = bpe_read(t, model, e);
+        rc = read_model(t, model, e);
     if (rc == 0)
         rc = text_read_post_processor(t, json_get(root, "post_processor"), e);
     if (rc == 0)
@@ -201,20 +254,31 @@ static int read_file(struct tokenizer *t, const struct json *root, struct err *e
     if (rc == 0)
         rc = text_prepare_pieces(t, e);
     if (rc == 0)
-        t->bytes_per_id = find_bytes_per_id(t);
+        text_find_bytes_per_id(t);
     return rc;
+}
+
+struct tokenizer *tokenizer_new(struct mem *mem)
+{
+    struct tokenizer *t = calloc(1, sizeof *t);
+    if (t == NULL)
+        return NULL;
+    arena_init(&t->arena, mem, MEM_TEXT);
+    trie_init(&t->raw);
+    trie_init(&t->normalized);
+    trie_init(&t->words.start);
+    trie_init(&t->words.inner);
+    t->unk_id = -1;
+    return t;
 }
 
 int tokenizer_open(struct tokenizer **out, const char *json, size_t n, struct mem *mem, struct err *e)
 {
     struct arena parse;
     const struct json *root = NULL;
-    struct tokenizer *t = calloc(1, sizeof *t);
+    struct tokenizer *t = tokenizer_new(mem);
     if (t == NULL)
         return err_set(e, ERR_NOMEM, "out of memory for the tokenizer");
-    arena_init(&t->arena, mem, MEM_TEXT);
-    trie_init(&t->raw);
-    trie_init(&t->normalized);
     arena_init(&parse, mem, MEM_TEXT);
     int rc = json_parse(json, n, NULL, &parse, &root, e);
     if (rc)
@@ -238,6 +302,13 @@ void tokenizer_close(struct tokenizer *t)
     trie_release(&t->raw);
     trie_release(&t->normalized);
     free(t->bpe.slots);
+    words_release(&t->words);
+    regex_free(t->word);
+    for (size_t i = 0; i < TEXT_MAX_STAGES; i++) {
+        regex_free(t->norm[i].regex);
+        regex_free(t->pre[i].regex);
+        regex_free(t->dec[i].regex);
+    }
     arena_release(&t->arena);
     free(t);
 }

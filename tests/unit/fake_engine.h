@@ -21,6 +21,9 @@
 #define SCRIPT_HELLO LETTER('b') /* "hello world", then </s> for ever */
 #define SCRIPT_EMOJI LETTER('c') /* bytes of U+1F600, one a token */
 #define SCRIPT_NAN   LETTER('d') /* two tokens, then NaN */
+#define SCRIPT_CALL  LETTER('g') /* reasoning, text and a tool call, byte by byte, then </s> */
+#define SCRIPT_BAD   LETTER('h') /* a tool call that is none */
+#define SCRIPT_HALF  LETTER('i') /* half a character, <unk>, "so", then </s> */
 #define SCRIPT_WORLD LETTER('f') /* " world" */
 #define SCRIPT_NAN0  LETTER('e') /* NaN at once */
 
@@ -65,6 +68,16 @@ static int32_t fake_token(int32_t script, uint32_t k, const struct step_sampling
 {
     static const char hello[] = "hello world";
     static const unsigned char emoji[] = {0xF0, 0x9F, 0x98, 0x80};
+    static const char call[] =
+        "why \xC3\xBC</think>\n\nso\n<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": [1]}}\n"
+        "</tool_call>\n<tool_call>\n{\"name\": \"g\"}\n</tool_call>";
+    static const char bad[] = "<tool_call>no</tool_call>";
+    if (script == SCRIPT_CALL)
+        return k >= sizeof call - 1 ? 2 : BYTE_ID((unsigned char)call[k]);
+    if (script == SCRIPT_BAD)
+        return k >= sizeof bad - 1 ? 2 : BYTE_ID((unsigned char)bad[k]);
+    if (script == SCRIPT_HALF)
+        return k == 0 ? BYTE_ID(0xC3) : k == 1 ? 0 : k == 2 ? LETTER('s') : k == 3 ? LETTER('o') : 2;
     if (script == SCRIPT_WORLD)
         k += 5;
     if (script == SCRIPT_HELLO || script == SCRIPT_WORLD)

@@ -28,7 +28,8 @@ struct fixture {
     char dir[64];
 };
 
-static const char *const files[] = {"tokenizer.json", "tokenizer_config.json", "chat_template.jinja"};
+static const char *const files[] = {"tokenizer.json", "tokenizer_config.json", "chat_template.jinja",
+                                    "tiktoken.model"};
 
 /* contents by index of `files`; NULL: the tiny tokenizer for the first, no file for the others. "" : no file.
  */
@@ -40,7 +41,7 @@ static struct fixture *open_front(const char *tokenizer, const char *config, con
     char path[128];
     assert_non_null(f);
     tiny_tokenizer(&tiny, &(struct tiny_options){0});
-    const char *contents[] = {tokenizer ? tokenizer : tiny.data, config, template};
+    const char *contents[] = {tokenizer ? tokenizer : tiny.data, config, template, NULL};
     f->d0.log.fd = -1;
     snprintf(f->dir, sizeof f->dir, "/tmp/day0-prompt-XXXXXX");
     assert_non_null(mkdtemp(f->dir));
@@ -358,8 +359,8 @@ static void what_is_wrong_is_found(void **state)
     (void)state;
     finds(open_front("", NULL, NULL), FINDING_T001, "tokenizer.json");
     finds(open_front("{", NULL, NULL), FINDING_T002, "line");
-    finds(open_front("{\"model\":{\"type\":\"WordPiece\",\"vocab\":{\"a\":0}}}", NULL, NULL), FINDING_T002,
-          "WordPiece");
+    finds(open_front("{\"model\":{\"type\":\"Words\",\"vocab\":{\"a\":0}}}", NULL, NULL), FINDING_T002,
+          "model Words");
     finds(open_front(NULL, "{\"eos_token\":", NULL), FINDING_T002, "line");
     struct fixture *f = open_front(NULL, NULL, NULL);
     f->spec.vocab_size = 299;
@@ -367,6 +368,53 @@ static void what_is_wrong_is_found(void **state)
     f = open_front(NULL, NULL, NULL);
     f->spec.eos_ids[1] = 320;
     finds(f, FINDING_T003, "320");
+}
+
+/* All bytes by rank, then "ab"; written here in base64 by hand. */
+static void write_ranks(const struct fixture *f)
+{
+    static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    struct strbuf b = STRBUF_INIT;
+    struct err e = {0};
+    char path[128];
+    for (unsigned i = 0; i < 256; i++)
+        strbuf_printf(&b, "%c%c== %u\n", digits[i >> 2], digits[(i & 3) << 4], i);
+    strbuf_puts(&b, "YWI= 256\n");
+    snprintf(path, sizeof path, "%s/tiktoken.model", f->dir);
+    assert_int_equal(file_write_atomic(path, b.data, b.len, &e), 0);
+    strbuf_release(&b);
+}
+
+/* Special tokens come from tokenizer_config.json, the pattern from there or from the architecture file. */
+static void ranks_of_tiktoken(void **state)
+{
+    (void)state;
+    static const char config[] =
+        "{\"added_tokens_decoder\":{\"300\":{\"content\":\"[EOS]\",\"special\":true}},"
+        "\"eos_token\":\"[EOS]\"%s}";
+    for (int own = 0; own < 2; own++) {
+        char text[256];
+        snprintf(text, sizeof text, config, own ? ",\"pat_str\":\"[^b]+|b\"" : "");
+        struct fixture *f = open_front("", text, NULL);
+        f->spec.bos_id = -1;
+        f->spec.tokenizer_pattern = "[ab]+|.";
+        write_ranks(f);
+        open_it(f);
+        assert_non_null(f->front);
+        assert_int_equal(f->front->stop_ids[2], 300);
+        if (own)
+            text_is(f, "ab[EOS]", 3, (const int32_t[]){'a', 'b', 300});
+        else
+            text_is(f, "ab[EOS]", 2, (const int32_t[]){256, 300});
+        close_front(f);
+    }
+    struct fixture *f = open_front("", NULL, NULL);
+    write_ranks(f);
+    finds(f, FINDING_T002, "pat_str");
+    f = open_front("", "{\"added_tokens_decoder\":{\"x\":{\"content\":\"[EOS]\"}}}", NULL);
+    f->spec.tokenizer_pattern = ".";
+    write_ranks(f);
+    finds(f, FINDING_T002, "added_tokens_decoder");
 }
 
 int main(void)
@@ -379,6 +427,7 @@ int main(void)
         cmocka_unit_test(messages_forge_nothing),
         cmocka_unit_test(templates_by_name),
         cmocka_unit_test(bad_templates_and_messages),
+        cmocka_unit_test(ranks_of_tiktoken),
         cmocka_unit_test(what_is_wrong_is_found),
     };
     return cmocka_run_group_tests_name("prompt", tests, NULL, NULL);

@@ -18,6 +18,7 @@
 
 #include "base/file.h"
 #include "net/net.h"
+#include "prompt/output_impl.h"
 #include "serve/serve.h"
 #include "serve/stop_text.h"
 #include "fake_engine.h"
@@ -39,6 +40,7 @@ struct server {
     bool running;
     int run_rc;
     char dir[64], base[64];
+    struct arena arena;
 };
 
 static void *run_server(void *arg)
@@ -49,7 +51,32 @@ static void *run_server(void *arg)
     return NULL;
 }
 
-static struct server *new_server(struct engine_limits limits)
+static const char text_rules[] =
+    "{\"name\":\"t\",\"trim\":true,\"reasoning\":{\"open\":\"<think>\",\"close\":"
+    "\"</think>\"},\"tools\":{"
+    "\"open\":\"<tool_call>\",\"close\":\"</tool_call>\",\"body\":\"$call\"}}";
+static const char token_rules[] =
+    "{\"name\":\"t\",\"tokens\":[\"<unk>\"],\"reasoning\":{\"open\":\"i\",\"close\":\"<unk>\"}}";
+
+/* Contents one after the other; the last token chooses the script of the engine. */
+static void add_chat(struct server *s, const char *rules)
+{
+    static const char file[] =
+        "return { chat = function(messages, o)\n"
+        "  local s = talk.segments()\n"
+        "  s.text((o.tools and o.tools[1]['function'].name or '') .. (o.reasoning_effort or ''))\n"
+        "  if o.fail then error('no such mode', 0) end\n"
+        "  for _, m in ipairs(messages) do s.text(talk.content(m)) end\n"
+        "  return s.list\n"
+        "end }";
+    s->spec.arch_name = "t.lua";
+    s->spec.arch_file = (struct arch_file){.name = "t.lua", .text = file, .n = sizeof file - 1};
+    s->spec.has_chat = true;
+    assert_int_equal(json_parse(rules, strlen(rules), NULL, &s->arena, &s->spec.output, NULL), 0);
+}
+
+/* rules: for the output, and a chat function; NULL: neither. */
+static struct server *new_server_of(struct engine_limits limits, const char *rules)
 {
     struct server *s = calloc(1, sizeof *s);
     struct strbuf b = STRBUF_INIT;
@@ -71,6 +98,9 @@ static struct server *new_server(struct engine_limits limits)
         (struct spec){.vocab_size = 320, .max_positions = 1000, .bos_id = 1, .eos_ids = {2}, .n_eos = 1};
     findings_release(&f);
     findings_init(&f, &s->d0.mem);
+    arena_init(&s->arena, NULL, MEM_MISC);
+    if (rules)
+        add_chat(s, rules);
     assert_int_equal(prompt_open(&s->front, s->ckpt, &s->spec, &f, &s->d0, &e), 0);
     assert_non_null(s->front);
     assert_int_equal(s->front->vocab_limit, TINY_VOCAB);
@@ -78,6 +108,11 @@ static struct server *new_server(struct engine_limits limits)
     unlink(path);
     rmdir(s->dir);
     return s;
+}
+
+static struct server *new_server(struct engine_limits limits)
+{
+    return new_server_of(limits, NULL);
 }
 
 static const struct engine_limits usual = {.max_tokens = 512,
@@ -124,6 +159,7 @@ static void stop(struct server *s)
     serve_close(s->serve);
     prompt_close(s->front);
     ckpt_close(s->ckpt);
+    arena_release(&s->arena);
     assert_int_equal(s->d0.mem.live[MEM_REQUEST], 0);
     assert_int_equal(s->d0.mem.live[MEM_TEXT], 0);
     free(s);
@@ -212,9 +248,10 @@ static int64_t int_at(const struct json *v, const char *path)
 
 /* What a stream gave. */
 struct stream {
-    struct strbuf text;
+    struct strbuf text, reasoning, calls; /* calls: "index:id:name:" or "index:arguments " for each event */
     char finish[16], error[256], code[64];
-    int n_events, n_ids, n_scored, prompt_tokens, completion_tokens, leave_after;
+    int n_late; /* texts behind a call */
+    int n_notes, n_events, n_ids, n_scored, prompt_tokens, completion_tokens, leave_after;
     uint64_t seed;
     bool done, failed, over, began;
     int status;
@@ -235,6 +272,19 @@ static bool on_event(void *user, const struct sse_event *ev)
                       *more = at(v, "choices.0.delta.content");
     text = text ? text : more;
     st->n_events++;
+    const struct json *why = at(v, "choices.0.delta.reasoning_content"),
+                      *call = at(v, "choices.0.delta.tool_calls.0");
+    if (why)
+        strbuf_add(&st->reasoning, why->as.string, why->n);
+    if (call && json_get(call, "id"))
+        strbuf_printf(&st->calls, "%d:%s:%s:%s:%s ", (int)int_at(call, "index"), text_at(call, "type"),
+                      str_starts(text_at(call, "id"), "call-chatcmpl-") ? "id" : "?",
+                      text_at(call, "function.name"), text_at(call, "function.arguments"));
+    else if (call)
+        strbuf_printf(&st->calls, "%d:%s ", (int)int_at(call, "index"), text_at(call, "function.arguments"));
+    if (at(v, "choices.0.output_notes"))
+        st->n_notes += (int)at(v, "choices.0.output_notes")->n;
+    st->n_late += text && text->n > 0 && st->calls.len > 0;
     if (text)
         strbuf_add(&st->text, text->as.string, text->n);
     if (json_string(at(v, "choices.0.finish_reason")))
@@ -284,6 +334,8 @@ static void stream(const struct server *s, const char *path, const char *body, s
 static void stream_release(struct stream *st)
 {
     strbuf_release(&st->text);
+    strbuf_release(&st->reasoning);
+    strbuf_release(&st->calls);
     memset(st, 0, sizeof *st);
 }
 
@@ -410,6 +462,119 @@ static void streams_equal_answers(void **state)
     const struct json *other =
         post(s, COMPLETIONS, "{\"model\":\"tiny\",\"prompt\":\"a\",\"max_tokens\":40}", 200, &a);
     assert_string_not_equal(text_at(other, "choices.0.text"), text_at(v, "choices.0.text"));
+    arena_release(&a);
+    stop(s);
+}
+
+#define TOOLS  ",\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\"}}]"
+#define SAY(x) "{\"model\":\"tiny\",\"messages\":[{\"role\":\"user\",\"content\":\"" x "\"}]"
+
+static void calls_and_reasoning(void **state)
+{
+    (void)state;
+    struct server *s = new_server_of(usual, text_rules);
+    struct arena a;
+    struct stream st = {0};
+    arena_init(&a, NULL, MEM_MISC);
+    start(s, (struct serve_options){0});
+    const struct json *v = post(s, CHAT, SAY("<think>g") TOOLS ",\"return_token_ids\":true}", 200, &a);
+    const struct json *m = at(v, "choices.0.message");
+    assert_string_equal(text_at(v, "choices.0.finish_reason"), "tool_calls");
+    /* the prompt ends with g: nothing had opened the reasoning */
+    assert_string_equal(text_at(m, "content"), "why \xC3\xBC</think>\n\nso");
+    assert_null(at(m, "reasoning_content"));
+    assert_int_equal(at(m, "tool_calls")->n, 2);
+    assert_string_equal(text_at(m, "tool_calls.0.type"), "function");
+    assert_string_equal(text_at(m, "tool_calls.0.function.name"), "f");
+    assert_string_equal(text_at(m, "tool_calls.0.function.arguments"), "{\"a\": [1]}");
+    assert_string_equal(text_at(m, "tool_calls.1.function.arguments"), "{}");
+    assert_string_not_equal(text_at(m, "tool_calls.0.id"), text_at(m, "tool_calls.1.id"));
+    assert_null(at(v, "choices.0.output_notes"));
+    int64_t n_ids = at(v, "choices.0.token_ids")->n;
+    assert_int_equal(n_ids, int_at(v, "usage.completion_tokens"));
+    stream(s, CHAT, SAY("g") TOOLS ",\"return_token_ids\":true,\"stream\":true,\"logprobs\":true}", &st);
+    assert_true(st.done);
+    assert_string_equal(strbuf_cstr(&st.text), "why \xC3\xBC</think>\n\nso");
+    assert_string_equal(strbuf_cstr(&st.calls), "0:function:id:f: 0:{\"a\": [1]} 1:function:id:g: 1:{} ");
+    assert_string_equal(st.finish, "tool_calls");
+    assert_int_equal(st.n_ids, n_ids);
+    assert_int_equal(st.n_scored, n_ids - 1); /* not the end token */
+    stream_release(&st);
+    /* no tools offered, or none wanted: the same is text */
+    v = post(s, CHAT, SAY("g") "}", 200, &a);
+    assert_string_equal(text_at(v, "choices.0.finish_reason"), "stop");
+    assert_non_null(strstr(text_at(v, "choices.0.message.content"), "<tool_call>"));
+    v = post(s, CHAT, SAY("g") TOOLS ",\"tool_choice\":\"none\"}", 200, &a);
+    assert_null(at(v, "choices.0.message.tool_calls"));
+    /* cut by the limit: text, and told */
+    v = post(s, CHAT, SAY("g") TOOLS ",\"max_tokens\":40}", 200, &a);
+    assert_string_equal(text_at(v, "choices.0.finish_reason"), "length");
+    assert_non_null(strstr(text_at(v, "choices.0.message.content"), "<tool_call>"));
+    assert_int_equal(at(v, "choices.0.output_notes")->n, 1);
+    /* a call that is none */
+    v = post(s, CHAT, SAY("h") TOOLS "}", 200, &a);
+    assert_string_equal(text_at(v, "choices.0.message.content"), "<tool_call>no</tool_call>");
+    assert_string_equal(text_at(v, "choices.0.finish_reason"), "stop");
+    assert_int_equal(at(v, "choices.0.output_notes")->n, 1);
+    stream(s, CHAT, SAY("h") TOOLS ",\"stream\":true}", &st);
+    assert_string_equal(strbuf_cstr(&st.text), "<tool_call>no</tool_call>");
+    assert_int_equal(st.n_notes, 1);
+    stream_release(&st);
+    /* text that might have become a stop string comes before the calls */
+    stream(s, CHAT, SAY("g") TOOLS ",\"stream\":true,\"stop\":\"sox\"}", &st);
+    assert_string_equal(strbuf_cstr(&st.text), "why \xC3\xBC</think>\n\nso");
+    assert_int_equal(st.n_late, 0);
+    assert_string_equal(st.finish, "tool_calls");
+    stream_release(&st);
+    /* a stop string ends the text before the calls */
+    v = post(s, CHAT, SAY("g") TOOLS ",\"stop\":\"think\"}", 200, &a);
+    assert_string_equal(text_at(v, "choices.0.message.content"), "why \xC3\xBC</");
+    assert_string_equal(text_at(v, "choices.0.finish_reason"), "stop");
+    assert_true(metric(s, "day0_tool_calls_total") == 6);
+    assert_true(metric(s, "day0_malformed_tool_calls_total") == 2);
+    assert_true(metric(s, "day0_unfinished_tool_calls_total") == 1);
+    /* what the function says of a request */
+    v = post(s, CHAT, SAY("g") ",\"chat_template_kwargs\":{\"fail\":true}}", 400, &a);
+    assert_non_null(strstr(text_at(v, "error.message"), "no such mode"));
+    v = post(s, CHAT, SAY("") ",\"reasoning_effort\":\"b\"}", 200, &a);
+    assert_string_equal(text_at(v, "choices.0.message.content"), "hello world");
+    arena_release(&a);
+    stop(s);
+}
+
+/* The prompt opened the reasoning: what the model writes goes on with it. */
+static void reasoning_from_the_prompt(void **state)
+{
+    (void)state;
+    struct server *s = new_server_of(usual, text_rules);
+    struct arena a;
+    struct stream st = {0};
+    arena_init(&a, NULL, MEM_MISC);
+    ((struct output_rules *)s->front->output)->think_open = (struct marker){"g", 1};
+    start(s, (struct serve_options){0});
+    const struct json *v = post(s, CHAT, SAY("g") TOOLS "}", 200, &a);
+    assert_string_equal(text_at(v, "choices.0.message.reasoning_content"), "why \xC3\xBC");
+    assert_string_equal(text_at(v, "choices.0.message.content"), "so");
+    stream(s, CHAT, SAY("g") TOOLS ",\"stream\":true}", &st);
+    assert_string_equal(strbuf_cstr(&st.reasoning), "why \xC3\xBC");
+    assert_string_equal(strbuf_cstr(&st.text), "so");
+    assert_string_equal(st.finish, "tool_calls");
+    stream_release(&st);
+    arena_release(&a);
+    stop(s);
+}
+
+/* A marker that is a token, behind half a character: what is left of that ends before it. */
+static void marker_behind_half_a_character(void **state)
+{
+    (void)state;
+    struct server *s = new_server_of(usual, token_rules);
+    struct arena a;
+    arena_init(&a, NULL, MEM_MISC);
+    start(s, (struct serve_options){0});
+    const struct json *v = post(s, CHAT, SAY("i") "}", 200, &a);
+    assert_string_equal(text_at(v, "choices.0.message.reasoning_content"), "\xEF\xBF\xBD");
+    assert_string_equal(text_at(v, "choices.0.message.content"), "so");
     arena_release(&a);
     stop(s);
 }
@@ -576,6 +741,14 @@ static void refusals(void **state)
         {COMPLETIONS, "{\"model\":\"tiny\",\"prompt\":[1,-1]}", 400, "prompt", "invalid_value"},
         {COMPLETIONS, "{\"model\":\"tiny\",\"prompt\":[1,320]}", 400, "prompt", "invalid_value"},
         {COMPLETIONS, "{\"model\":\"tiny\",\"prompt\":\"a\",\"n\":2}", 400, "n", "unsupported"},
+        {CHAT,
+         "{\"model\":\"tiny\",\"messages\":[{\"role\":\"user\",\"content\":\"a\"}],\"chat_template_kwargs\":["
+         "]}",
+         400, "chat_template_kwargs", "invalid_value"},
+        {CHAT,
+         "{\"model\":\"tiny\",\"messages\":[{\"role\":\"user\",\"content\":\"a\"}],\"add_generation_prompt\":"
+         "1}",
+         400, "add_generation_prompt", "invalid_value"},
         {COMPLETIONS, "{\"model\":\"tiny\",\"prompt\":\"a\",\"best_of\":3}", 400, "best_of", "unsupported"},
         {COMPLETIONS, "{\"model\":\"tiny\",\"prompt\":\"a\",\"echo\":true}", 400, "echo", "unsupported"},
         {COMPLETIONS, "{\"model\":\"tiny\",\"prompt\":\"a\",\"logit_bias\":{\"5\":1}}", 400, "logit_bias",
@@ -607,7 +780,26 @@ static void refusals(void **state)
          "{\"model\":\"tiny\",\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"image_url\"}]}]}",
          400, "messages", "unsupported"},
         {CHAT, "{\"model\":\"tiny\",\"messages\":[{\"role\":\"user\",\"content\":\"a\"}],\"tools\":[{}]}",
+         400, "tools", "invalid_value"},
+        {CHAT,
+         "{\"model\":\"tiny\",\"messages\":[{\"role\":\"user\",\"content\":\"a\"}],\"tools\":[{\"type\":"
+         "\"mcp\"}]}",
          400, "tools", "unsupported"},
+        {CHAT,
+         "{\"model\":\"tiny\",\"messages\":[{\"role\":\"user\",\"content\":\"a\"}],\"tools\":[{\"function\":{"
+         "\"name\":\"f\"}}]}",
+         400, "messages", "unsupported"}, /* nothing here renders them */
+        {CHAT,
+         "{\"model\":\"tiny\",\"messages\":[{\"role\":\"user\",\"content\":\"a\"}],\"tool_choice\":"
+         "\"required\"}",
+         400, "tool_choice", "unsupported"},
+        {CHAT,
+         "{\"model\":\"tiny\",\"messages\":[{\"role\":\"user\",\"content\":\"a\"}],\"chat_template_kwargs\":"
+         "3}",
+         400, "chat_template_kwargs", "invalid_value"},
+        {CHAT,
+         "{\"model\":\"tiny\",\"messages\":[{\"role\":\"user\",\"content\":\"a\"}],\"reasoning_effort\":3}",
+         400, "reasoning_effort", "invalid_value"},
         {CHAT, "{\"model\":\"tiny\",\"messages\":[{\"role\":\"user\",\"content\":\"a\"}],\"top_logprobs\":2}",
          400, "top_logprobs", "invalid_value"},
         {CHAT,
@@ -1003,6 +1195,9 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(completion_and_chat),
         cmocka_unit_test(streams_equal_answers),
+        cmocka_unit_test(calls_and_reasoning),
+        cmocka_unit_test(reasoning_from_the_prompt),
+        cmocka_unit_test(marker_behind_half_a_character),
         cmocka_unit_test(stop_strings),
         cmocka_unit_test(stop_ends_the_work),
         cmocka_unit_test(stop_text_alone),

@@ -131,13 +131,13 @@ static void equals_reference(void **state)
     const struct json *root;
     struct err e = {0};
     arena_init(&a, NULL, MEM_MISC);
-    const char *material = getenv("D0_MATERIAL");
+    const char *material = getenv("DAY0_MATERIAL");
     const char *path = arena_printf(&a, "%s/models/stories260K-hf/tokenizer.json",
                                     material ? material : TEST_SOURCE_ROOT "/../shared/material");
     int rc = file_read(path, 1 << 20, &a, &json, &n, &e);
     if (rc == ERR_MISSING) {
         arena_release(&a);
-        print_message("SKIP: no stories260K-hf/tokenizer.json (set D0_MATERIAL)\n");
+        print_message("SKIP: no stories260K-hf/tokenizer.json (set DAY0_MATERIAL)\n");
         skip();
     }
     assert_int_equal(rc, ERR_OK);
@@ -335,31 +335,32 @@ static void refuses_by_name(void **state)
         int code;
         const char *what;
     } cases[] = {
-        {",\"normalizer\":{\"type\":\"NFC\"}", NULL, NULL, ERR_UNSUPPORTED, "normalizer NFC"},
-        {",\"normalizer\":{\"type\":\"Replace\",\"pattern\":{\"Regex\":\"a+\"},\"content\":\"\"}", NULL, NULL,
-         ERR_UNSUPPORTED, "a+"},
+        {",\"normalizer\":{\"type\":\"NFX\"}", NULL, NULL, ERR_UNSUPPORTED, "normalizer NFX"},
+        {",\"normalizer\":{\"type\":\"Precompiled\",\"precompiled_charsmap\":\"AAAA\"}", NULL, NULL,
+         ERR_FORMAT, "precompiled_charsmap"},
+        {",\"normalizer\":{\"type\":\"Replace\",\"pattern\":{\"Regex\":\"(a)\\\\1\"},\"content\":\"\"}", NULL,
+         NULL, ERR_UNSUPPORTED, "(a)\\1"},
         {",\"normalizer\":{\"type\":\"Replace\",\"pattern\":{\"String\":\"\"},\"content\":\"x\"}", NULL, NULL,
          ERR_FORMAT, "pattern"},
         {",\"normalizer\":{\"type\":\"Prepend\"}", NULL, NULL, ERR_FORMAT, "prepend"},
-        {",\"pre_tokenizer\":{\"type\":\"Split\"}", NULL, NULL, ERR_UNSUPPORTED, "pre_tokenizer Split"},
-        {",\"pre_tokenizer\":{\"type\":\"ByteLevel\"}", NULL, NULL, ERR_UNSUPPORTED, "use_regex"},
+        {",\"pre_tokenizer\":{\"type\":\"Split\"}", NULL, NULL, ERR_FORMAT, "behavior"},
+        {",\"pre_tokenizer\":{\"type\":\"UnicodeScripts\"}", NULL, NULL, ERR_UNSUPPORTED, "UnicodeScripts"},
         {",\"pre_tokenizer\":7", NULL, NULL, ERR_UNSUPPORTED, "no type"},
-        {",\"post_processor\":{\"type\":\"RobertaProcessing\"}", NULL, NULL, ERR_UNSUPPORTED,
-         "RobertaProcessing"},
+        {",\"post_processor\":{\"type\":\"RobertaProcessing\"}", NULL, NULL, ERR_FORMAT, "cls"},
         {",\"post_processor\":{\"type\":\"TemplateProcessing\",\"single\":[]}", NULL, NULL, ERR_FORMAT,
          "sequence A"},
         {",\"post_processor\":{\"type\":\"TemplateProcessing\",\"single\":[{\"SpecialToken\":{\"id\":\"<s>\"}"
          "}],"
          "\"special_tokens\":{\"<s>\":{\"ids\":[300]}}}",
          NULL, NULL, ERR_FORMAT, "outside the vocabulary"},
-        {",\"decoder\":{\"type\":\"WordPiece\"}", NULL, NULL, ERR_UNSUPPORTED, "decoder WordPiece"},
+        {",\"decoder\":{\"type\":\"WordPiece\"}", NULL, NULL, ERR_FORMAT, "prefix"},
+        {",\"decoder\":{\"type\":\"CTC\"}", NULL, NULL, ERR_UNSUPPORTED, "decoder CTC"},
         {",\"decoder\":{\"type\":\"Sequence\",\"decoders\":[{\"type\":\"Fuse\"},{\"type\":\"Replace\","
          "\"pattern\":{\"String\":\"a\"},\"content\":\"\"}]}",
          NULL, NULL, ERR_UNSUPPORTED, "behind"},
         {NULL, ",\"dropout\":0.1", NULL, ERR_UNSUPPORTED, "dropout"},
-        {NULL, ",\"end_of_word_suffix\":\"</w>\"", NULL, ERR_UNSUPPORTED, "end_of_word_suffix"},
+        {NULL, ",\"end_of_word_suffix\":3", NULL, ERR_FORMAT, "end_of_word_suffix"},
         {NULL, ",\"byte_fallback\":3", NULL, ERR_FORMAT, "byte_fallback"},
-        {NULL, NULL, ",{\"id\":300,\"content\":\"x\",\"single_word\":true}", ERR_UNSUPPORTED, "single_word"},
         {NULL, NULL, ",{\"id\":260,\"content\":\"zzz\"}", ERR_FORMAT, "260"},
         {NULL, NULL, ",{\"id\":300,\"content\":\"a\"}", ERR_FORMAT, "300"},
         {NULL, NULL, ",{\"id\":99999999,\"content\":\"zzz\"}", ERR_LIMIT, "99999999"},
@@ -372,6 +373,137 @@ static void refuses_by_name(void **state)
                                        .model = cases[i].model,
                                        .added = cases[i].added},
                 cases[i].code, cases[i].what);
+}
+
+/* Patterns that PCRE2 would take and read otherwise: each is refused with what is in it. */
+static void refuses_patterns(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *pattern, *what; /* the pattern as it stands in JSON */
+    } cases[] = {
+        {"[a&&b]", "&&"},
+        {"[\\\\p{L}&&[a]]", "&&"},
+        {"[^\\\\p{L}&&[^a]]", "&&"},
+        {"[a[bc]]", "class inside"},
+        {"[[:alpha:]]", "[:name:]"},
+        {"[a--b]", "--"},
+        {"\\\\Ga", "\\G"},
+        {"a\\\\Kb", "\\K"},
+        {"(?x)a b", "flag"},
+        {"a(?i)b", "group"},
+        {"(*UTF)a", "(*"},
+        {"(?<n>a)", "group"},
+        {"a{1,2}+", "{n,m}+"},
+        {"\\\\xff", "raw byte"},
+        {"\\\\p{Script=Han}", "key=value"},
+        {"\\\\p{Nonesuch}", "unknown property"},
+        {"(a", "cannot be used"},
+        {"\\\\Qa", "\\Q"},
+    };
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        char stages[256];
+        snprintf(stages, sizeof stages,
+                 ",\"pre_tokenizer\":{\"type\":\"Split\",\"behavior\":\"Isolated\",\"pattern\":{\"Regex\":"
+                 "\"%s\"}}",
+                 cases[i].pattern);
+        refuses(&(struct tiny_options){.replace = stages}, ERR_UNSUPPORTED, cases[i].what);
+    }
+}
+
+/* A pattern with more ways through a text than there is time ends with an error. */
+static void hostile_patterns_end(void **state)
+{
+    (void)state;
+    static const char *const patterns[] = {"(a|a)*(a|aa)+$x", "(?:a+)+(?:a+)+(?:a+)+b", "(((a*)*)*)*c"};
+    struct strbuf text = STRBUF_INIT;
+    for (int i = 0; i < 20000; i++)
+        strbuf_puts(&text, i % 30 ? "a" : "ad");
+    strbuf_puts(&text, "dxbc"); /* without these a search for them would end it at once */
+    for (size_t i = 0; i < ARRAY_LEN(patterns); i++) {
+        char stages[256];
+        struct ids ids = {0};
+        struct err e = {0};
+        snprintf(stages, sizeof stages,
+                 ",\"pre_tokenizer\":{\"type\":\"Split\",\"behavior\":\"Isolated\",\"pattern\":{\"Regex\":"
+                 "\"%s\"}}",
+                 patterns[i]);
+        struct tokenizer *t = open_tiny(&(struct tiny_options){.replace = stages});
+        assert_int_equal(tokenizer_encode(t, text.data, text.len, 0, &ids, &e), ERR_LIMIT);
+        assert_non_null(strstr(e.message, patterns[i]));
+        assert_int_equal(ids.n, 0);
+        tokenizer_close(t);
+        ids_release(&ids);
+    }
+    strbuf_release(&text);
+}
+
+/* A long run of one class, through a pattern whose compiled code needs a stack for it. */
+static void long_runs_are_cut(void **state)
+{
+    (void)state;
+    struct tokenizer *t = open_tiny(&(struct tiny_options){
+        .replace = ",\"pre_tokenizer\":{\"type\":\"Split\",\"behavior\":\"Isolated\",\"pattern\":{\"Regex\":"
+                   "\"(?:(?!d)[a-c])*d\"}}"});
+    struct strbuf text = STRBUF_INIT;
+    struct ids ids = {0};
+    struct err e = {0};
+    for (int i = 0; i < 400000; i++)
+        strbuf_putc(&text, 'a');
+    strbuf_puts(&text, "db");
+    if (tokenizer_encode(t, text.data, text.len, 0, &ids, &e))
+        fail_msg("%s", e.message);
+    assert_int_equal(ids.n, text.len);
+    ids_release(&ids);
+    strbuf_release(&text);
+    tokenizer_close(t);
+}
+
+/* The last token of a text loses its suffix, the others turn it into a space: known only when the next comes.
+ */
+static void suffix_decoding(void **state)
+{
+    (void)state;
+    struct tokenizer *t = open_tiny(&(struct tiny_options){
+        .added = ",{\"id\":300,\"content\":\"x</w>\",\"special\":false,\"normalized\":false}",
+        .replace = ",\"decoder\":{\"type\":\"BPEDecoder\",\"suffix\":\"</w>\"}"});
+    decodes(t, (const int32_t[]){260, 300, 300, 261}, 4, "ax x b");
+    decodes(t, (const int32_t[]){260, 300}, 2, "ax");
+    decodes(t, NULL, 0, "");
+    struct detokenizer d;
+    struct strbuf out = STRBUF_INIT;
+    detokenizer_init(&d, t, false);
+    assert_int_equal(detokenizer_skip(&d, (const int32_t[]){300}, 1, NULL), 0);
+    assert_int_equal(detokenizer_feed(&d, 300, &out, NULL), 0);
+    assert_int_equal(detokenizer_finish(&d, &out, NULL), 0);
+    assert_string_equal(strbuf_cstr(&out), "x");
+    strbuf_release(&out);
+    tokenizer_close(t);
+}
+
+static void tiktoken_files_are_checked(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text, *what;
+    } cases[] = {
+        {"", "no token is the byte"}, {"QQ==", "line 1"},
+        {"QQ== x", "line 1"},         {"Q 1", "line 1"},
+        {"QQ== 1\nQQ== 2", "line 2"}, {"QQ== 1\nQg== 1", "line 2"},
+        {"QQ== 99999999", "rank"},    {"!!!! 1", "base64"},
+    };
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        struct tokenizer *t = NULL;
+        struct err e = {0};
+        int rc = tokenizer_open_tiktoken(&t, cases[i].text, strlen(cases[i].text), "a", NULL, 0, NULL, &e);
+        assert_null(t);
+        if (rc != ERR_FORMAT || !strstr(e.message, cases[i].what))
+            fail_msg("%s: %s: %s", cases[i].text, err_name(rc), e.message);
+    }
+    struct tokenizer *t = NULL;
+    struct err e = {0};
+    assert_int_equal(tokenizer_open_ranks(&t, "", 0, NULL, NULL, NULL, &e), ERR_UNSUPPORTED);
+    assert_non_null(strstr(e.message, "pat_str"));
 }
 
 static void refuses_bad_text(void **state)
@@ -442,6 +574,11 @@ int main(void)
         cmocka_unit_test(byte_fallback_decoding),
         cmocka_unit_test(metaspace_and_no_decoder),
         cmocka_unit_test(refuses_by_name),
+        cmocka_unit_test(refuses_patterns),
+        cmocka_unit_test(hostile_patterns_end),
+        cmocka_unit_test(long_runs_are_cut),
+        cmocka_unit_test(suffix_decoding),
+        cmocka_unit_test(tiktoken_files_are_checked),
         cmocka_unit_test(refuses_bad_text),
         cmocka_unit_test(broken_files),
         cmocka_unit_test(long_word),

@@ -57,6 +57,55 @@ INLINE float NAME(scale_of)(const unsigned char *scales, uint32_t dtype, size_t 
     return tensor_scale(scales, dtype, i);
 }
 
+/* Where one row lies, counted over all matrices. */
+struct NAME(code_row) {
+    const unsigned char *codes;
+    size_t first; /* its first group, in scales and zeros */
+    float global;
+};
+
+INLINE struct NAME(code_row)
+    NAME(code_row_of)(const struct tensor_form *f, const unsigned char *data, size_t row)
+{
+    const struct d0_format *q = &f->format;
+    const size_t n = (size_t)f->n, group_n = q->group_n && q->group_n < n ? q->group_n : n, matrix = row / n;
+    return (struct NAME(code_row)){
+        .codes = data + row * f->row_bytes,
+        .first = (matrix * (size_t)f->groups_n + row % n / group_n) * (size_t)f->groups_k,
+        .global = q->flags & D0_FORMAT_GLOBAL ? ref_load(data + f->global, D0_F32, matrix) : 1};
+}
+
+INLINE float NAME(group_scale)(const struct tensor_form *f, const unsigned char *data,
+                               const struct NAME(code_row) * r, size_t group)
+{
+    const struct d0_format *q = &f->format;
+    float scale = NAME(scale_of)(data + f->scales, q->scale_dtype, r->first + group);
+    if (q->flags & D0_FORMAT_GLOBAL)
+        scale = q->flags & D0_FORMAT_DIVIDE ? scale / r->global : scale * r->global;
+    return scale;
+}
+
+INLINE float NAME(group_zero)(const struct tensor_form *f, const unsigned char *data,
+                              const struct NAME(code_row) * r, size_t group)
+{
+    return f->format.flags & D0_FORMAT_ZEROS ? (float)data[f->zeros + r->first + group]
+                                             : (float)f->format.bias;
+}
+
+INLINE size_t NAME(group_columns)(const struct tensor_form *f)
+{
+    size_t k = (size_t)f->k, group_k = f->format.group_k;
+    return group_k && group_k < k ? group_k : k;
+}
+
+/* Are groups whole runs of sixteen columns in the order of the columns? */
+INLINE bool NAME(codes_in_runs)(const struct tensor_form *f)
+{
+    size_t group_k = f->format.group_k;
+    return !(f->format.flags & D0_FORMAT_ORDER) &&
+           (group_k == 0 || group_k >= (size_t)f->k || group_k % 16 == 0);
+}
+
 /* One run of a row within one column of blocks: `n` elements from `from`, each sixteen `stride` floats apart.
  */
 INLINE float *NAME(widen_group)(const uint32_t dtype, const unsigned char *row, size_t from, size_t n,
@@ -71,23 +120,13 @@ INLINE float *NAME(widen_group)(const uint32_t dtype, const unsigned char *row, 
 INLINE void NAME(widen_codes_of)(const uint32_t dtype, const struct tensor_form *f, const unsigned char *data,
                                  size_t row, size_t from, size_t n, size_t stride, float *out)
 {
-    const struct d0_format *q = &f->format;
-    const size_t k = (size_t)f->k, group_k = q->group_k && q->group_k < k ? q->group_k : k,
-                 group_n = q->group_n && (int64_t)q->group_n < f->n ? q->group_n : (size_t)f->n,
-                 matrix = row / (size_t)f->n,
-                 first = (matrix * (size_t)f->groups_n + row % (size_t)f->n / group_n) * (size_t)f->groups_k;
-    const unsigned char *codes = data + row * f->row_bytes, *scales = data + f->scales;
-    float global = 1;
-    if (q->flags & D0_FORMAT_GLOBAL)
-        global = ref_load(data + f->global, D0_F32, matrix);
+    const size_t group_k = NAME(group_columns)(f);
+    const struct NAME(code_row) r = NAME(code_row_of)(f, data, row);
     while (n >= 16) {
         size_t group = from / group_k, end = (group + 1) * group_k,
                run = (end < from + n ? end - from : n) / 16 * 16;
-        float scale = NAME(scale_of)(scales, q->scale_dtype, first + group);
-        if (q->flags & D0_FORMAT_GLOBAL)
-            scale = q->flags & D0_FORMAT_DIVIDE ? scale / global : scale * global;
-        float zero = q->flags & D0_FORMAT_ZEROS ? (float)data[f->zeros + first + group] : (float)q->bias;
-        out = NAME(widen_group)(dtype, codes, from, run, scale, zero, stride, out);
+        out = NAME(widen_group)(dtype, r.codes, from, run, NAME(group_scale)(f, data, &r, group),
+                                NAME(group_zero)(f, data, &r, group), stride, out);
         from += run;
         n -= run;
     }
@@ -103,9 +142,7 @@ INLINE void NAME(widen_codes_of)(const uint32_t dtype, const struct tensor_form 
 static void NAME(widen_codes)(const struct tensor_form *f, const unsigned char *data, size_t row, size_t from,
                               size_t n, size_t stride, float *out)
 {
-    const size_t group_k = f->format.group_k;
-    bool runs = group_k == 0 || group_k >= (size_t)f->k || group_k % 16 == 0;
-    if (!runs || from % 16 || (f->format.flags & D0_FORMAT_ORDER)) {
+    if (!NAME(codes_in_runs)(f) || from % 16) {
         for (; n; out += stride) {
             size_t m = n < 16 ? n : 16;
             memset(out, 0, 16 * sizeof *out);

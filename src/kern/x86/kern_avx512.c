@@ -14,6 +14,8 @@
 #include "kern/x86/codes_tmpl.h"
 #include "kern/x86/sums_tmpl.h"
 
+#include "kern/x86/direct_codes_tmpl.h"
+
 #include "kern/x86/linear_tmpl.h"
 #include "kern/x86/times_tmpl.h"
 #include "kern/x86/mla_tmpl.h"

@@ -97,6 +97,16 @@ static inline lanes lanes_of_u8(__m128i v)
     return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(v));
 }
 
+#define LANES_LOOK_UP
+
+/* Sixteen half bytes as places in a table: each byte q becomes the 64 bits of q * (1 + 2^28), whose two words
+ * have its halves in their lowest four bits, and the look-up reads no others. */
+static inline lanes lanes_look_up(const unsigned char *p, lanes table)
+{
+    __m512i q = _mm512_cvtepu8_epi64(_mm_loadl_epi64((const __m128i *)p));
+    return _mm512_permutexvar_ps(_mm512_mul_epu32(q, _mm512_set1_epi64(0x10000001)), table);
+}
+
 static inline lanes lanes_add(lanes x, lanes y)
 {
     return _mm512_add_ps(x, y);

@@ -17,6 +17,13 @@
 
 #define INLINE static inline __attribute__((always_inline))
 
+/* Asks for the line `bytes` behind p, into the second-level cache. It may lie behind the end of what there
+ * is: a request that cannot be met is dropped. */
+INLINE void lanes_ahead(const void *p, size_t bytes)
+{
+    _mm_prefetch((const char *)((uintptr_t)p + bytes), _MM_HINT_T1);
+}
+
 /* Sixteen elements of an array of type dtype, from element i. */
 INLINE lanes lanes_load_any(const void *p, uint32_t dtype, size_t i)
 {

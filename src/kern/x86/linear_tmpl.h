@@ -41,6 +41,12 @@ struct NAME(tile) {
         acc[i] = lanes_fma(a, b[i % ROWS], acc[i]);                                                          \
     }
 
+/* Rows of W in memory: a step asks for what lies as far along the rows of the next tile. By itself the
+ * processor follows the bytes of one row only, and short rows end before it has started. */
+#define AHEAD_ROW(r)                                                                                         \
+    if (r < ROWS)                                                                                            \
+        lanes_ahead(w, (ROWS + r) * row_stride);
+
 INLINE void NAME(step)(const size_t TOKENS, const size_t ROWS, const float *x, size_t x_pitch,
                        const unsigned char *w, const uint32_t dtype, size_t row_stride, const bool tail,
                        size_t n, lanes *acc)
@@ -53,10 +59,14 @@ INLINE void NAME(step)(const size_t TOKENS, const size_t ROWS, const float *x, s
 /* acc[t, r] += x[t, 0..length) * w[r, 0..length), sixteen lanes in order; strides of w in bytes */
 INLINE void NAME(chains)(const size_t TOKENS, const size_t ROWS, const float *x, size_t x_pitch,
                          const unsigned char *w, const uint32_t dtype, size_t row_stride, size_t stride,
-                         size_t length, lanes *acc)
+                         const bool ahead, size_t length, lanes *acc)
 {
-    for (size_t i = 0; i < length / 16; i++, x += 16, w += stride)
+    for (size_t i = 0; i < length / 16; i++, x += 16, w += stride) {
+        if (ahead) {
+            EACH_ROW(AHEAD_ROW)
+        }
         NAME(step)(TOKENS, ROWS, x, x_pitch, w, dtype, row_stride, false, 16, acc);
+    }
     if (length % 16)
         NAME(step)(TOKENS, ROWS, x, x_pitch, w, dtype, row_stride, true, length % 16, acc);
 }
@@ -90,7 +100,7 @@ INLINE void NAME(tile_run)(const size_t TOKENS, const size_t ROWS, const struct 
         NAME(chains)
         (TOKENS, ROWS, t->x + k, t->pitch,
          t->w + (packed ? (s * steps + at / 16 - t->first_step) * step : k * width), dtype, row_stride, step,
-         n, acc);
+         !packed, n, acc);
         k += n;
         if (at + n == length) {
             NAME(sums)(acc, TOKENS * ROWS, sum);
@@ -398,6 +408,33 @@ static void NAME(linear_few)(const struct kern_args *a, size_t pitch, size_t fir
         }
 }
 
+/* At most MAX_TOKENS tokens: without scratch, save for tiles that coded_rows refuses. */
+static void NAME(linear_coded)(const struct kern_args *a, size_t pitch, size_t first, size_t last,
+                               unsigned thread)
+{
+    size_t tokens = (size_t)a->n_rows, rows = DIRECT_ROWS(tokens);
+    const struct NAME(coded) c = {.f = a->in_form[1],
+                                  .data = a->in[1],
+                                  .bias = a->in[2],
+                                  .x = kern_rows(a),
+                                  .out = a->out[0],
+                                  .k = (size_t)a->k,
+                                  .n = (size_t)a->n,
+                                  .pitch = pitch,
+                                  .segments = NAME(segments_of)(a),
+                                  .bias_dtype = a->in_dtype[2]};
+    if (!NAME(codes_in_runs)(c.f) || c.k / c.segments % 16 || last - first < rows) {
+        NAME(linear_few)(a, pitch, first, last, thread);
+        return;
+    }
+    for (size_t j = first; j < last; j += rows) {
+        /* the last tile moves back to stay full */
+        j = last - j < rows ? last - rows : j;
+        if (!NAME(coded_rows)(&c, tokens, j))
+            NAME(linear_few)(a, pitch, j, j + rows, thread);
+    }
+}
+
 /* Columns first..last of all tokens; rows of x are `pitch` values apart. */
 static void NAME(linear_columns)(const struct kern_args *a, size_t pitch, size_t first, size_t last,
                                  unsigned thread)
@@ -408,7 +445,10 @@ static void NAME(linear_columns)(const struct kern_args *a, size_t pitch, size_t
         return;
     }
     if (a->in_form[1]) {
-        NAME(linear_few)(a, pitch, first, last, thread);
+        if (n_tokens <= MAX_TOKENS)
+            NAME(linear_coded)(a, pitch, first, last, thread);
+        else
+            NAME(linear_few)(a, pitch, first, last, thread);
         return;
     }
     struct NAME(state) state;
