@@ -71,33 +71,45 @@ function clip_tower(v, o)
   return layer_norm { x, "post_layernorm", eps = eps }
 end
 
--- Qwen3-VL's tower: learned positions and a rotation; groups of merge x merge patches become one row. Called inside a tower.
-function qwen3_vision(v)
+-- Qwen3-VL's tower, under the name `at`: learned positions and a rotation; groups of merge x merge patches become one row. What its middle
+-- layers give is added behind the first layers of the text. token: the id of a placeholder.
+function qwen3_vision(v, at, token)
   local W, n, p, out = v:count "hidden_size", v:count "num_heads", v:count "patch_size", v:count "out_hidden_size"
-  local fn, merge = v:text "hidden_act", v:count "spatial_merge_size"
+  local fn, merge, places = v:text "hidden_act", v:count "spatial_merge_size", v:count "num_position_embeddings"
+  local frames, colours, depth = v:count "temporal_patch_size", v:count("in_channels", 3), v:count "depth"
   local M = W * merge * merge
-  local pos = rope { dim = W // n, theta = 10000 }                                       -- half of the angles from h, half from w
-  local x = conv { input "patches", "patch_embed.proj", shape = { W, v:count("in_channels", 3), v:count "temporal_patch_size", p, p }, bias = true }
-  table { "pos_embed", shape = { v:count "num_position_embeddings", W } }
+  local tap, kept = {}, {}
+  for k, i in ipairs(v:list("deepstack_visual_indexes", nil, {})) do tap[i] = k - 1 end
   local function merger(x, norm_after)
     local h = norm_after and reshape { x, dim = M } or layer_norm { x, "norm", eps = 1e-6 }
     h = norm_after and layer_norm { h, "norm", eps = 1e-6 } or reshape { h, dim = M }
     h = act { linear { h, "linear_fc1", out = M, bias = true, part = col }, fn = "gelu_erf" }
     return linear { h, "linear_fc2", out = out, bias = true, part = row }
   end
-  local tap = {}
-  for k, i in ipairs(v:list("deepstack_visual_indexes", nil, {})) do tap[i] = k - 1 end  -- added to the first layers of the text
-  x = layers { x, n = v:count "depth", at = "blocks.%d", each = function(x)
-    local qkv = linear { layer_norm { x, "norm1", eps = 1e-6 }, "attn.qkv", out = 3 * W, bias = true, part = heads(n), pieces = { W, W, W } }
-    local q, k, val = split { qkv, sizes = { W, W, W } }
-    q, k = apply_rope { q, pos = pos }, apply_rope { k, pos = pos }
-    local o = attention { q = q, k = k, v = val, heads = n, dim = W // n, scale = (W // n) ^ -0.5 }
-    x = x + linear { o, "attn.proj", out = W, bias = true, part = row }
-    local h = linear { layer_norm { x, "norm2", eps = 1e-6 }, "mlp.linear_fc1", out = v:count "intermediate_size", bias = true, part = col }
-    return x + linear { act { h, fn = fn }, "mlp.linear_fc2", out = W, bias = true, part = row }
-  end }
-  for _, k in pairs(tap) do scope("deepstack_merger_list." .. k, function() return merger(x, true) end) end
-  return scope("merger", function() return merger(x, false) end)
+  local facts = { patch = p, merge = merge, frames = frames, channels = colours, table = math.tointeger(places ^ 0.5 // 1),
+    interpolation = "bilinear", image_token = token }
+  vision(facts, function() return scope(at, function()
+    local pos = rope { dim = W // n, theta = 10000, plane = true }
+    local x = conv { input "patches", "patch_embed.proj", shape = { W, colours, frames, p, p }, bias = true }
+    x = x + table { "pos_embed", shape = { places, W }, taps = 4 }
+    x = layers { x, n = depth, at = "blocks.%d", each = function(x, i)
+      local qkv = linear { layer_norm { x, "norm1", eps = 1e-6 }, "attn.qkv", out = 3 * W, bias = true, part = heads(n), pieces = { W, W, W } }
+      local q, k, val = split { qkv, sizes = { W, W, W } }
+      q, k = apply_rope { q, pos = pos }, apply_rope { k, pos = pos }
+      local o = attention { q = q, k = k, v = val, heads = n, dim = W // n, scale = (W // n) ^ -0.5 }
+      x = x + linear { o, "attn.proj", out = W, bias = true, part = row }
+      local h = linear { layer_norm { x, "norm2", eps = 1e-6 }, "mlp.linear_fc1", out = v:count "intermediate_size", bias = true, part = col }
+      kept[i] = x + linear { act { h, fn = fn }, "mlp.linear_fc2", out = W, bias = true, part = row }
+      return kept[i]
+    end }
+    local given = {}
+    for i = 0, depth - 1 do
+      if tap[i] then
+        given[#given + 1] = scope("deepstack_merger_list." .. tap[i], function() return merger(kept[i], true) end)
+      end
+    end
+    return scope("merger", function() return merger(x, false) end), table.unpack(given, 1, #given)
+  end) end)
 end
 
 -- Kimi-K2 and K2.5 come with tiktoken.model: how their own tokenizer code cuts text.

@@ -259,9 +259,11 @@ end
 
 local items, prefix, names = {}, {}, {}
 local layer, group = -1, "text"
+local drawn = true                  -- what is called now becomes nodes: of the text, or of a tower whose graph is wanted
 local model = { tied = false }
 local counts = {}                   -- operators outside of the text graph: group -> operator -> number
-local inputs = {}
+local inputs = {}                   -- by graph and name
+local features, facts, with_images = {}, nil, false -- what the tower gives and is; whether the text takes it up
 local kv_of, blocks = {}, {}
 local table_of_embedding
 local patterns = {}
@@ -297,39 +299,46 @@ local V = {}
 V.__index = V
 local function check(v, what)
   if getmetatable(v) ~= V then error(what .. " is no value of the graph", 3) end
-  if v.id == 0 and group == "text" then error(what .. " comes from a part that is not in the text graph", 3) end
+  if drawn and v.id == 0 then error(what .. " comes from a part that is in no graph", 3) end
+  if drawn and v.g ~= group then error(what .. " comes from another graph", 3) end
   return v
 end
 
 -- A value that only the inventory knows.
 local function ghost(dim, rows) return setmetatable({ id = 0, dim = dim, rows = rows }, V) end
 
+-- Which graph an item belongs to; nil: that of the text, or none.
+local function of_tower() return drawn and group ~= "text" and group or nil end
+
 -- One operator. `dim` is the last dimension of the result, nil when there is none.
 local function node(op, ins, attrs, name, dim, rows)
   if group ~= "text" then
     counts[group] = counts[group] or {}
     counts[group][op] = (counts[group][op] or 0) + 1
-    return dim and ghost(dim, rows) or nil
   end
+  if not drawn then return dim and ghost(dim, rows) or nil end
   -- trailing absent inputs are left out, others are 0
   local n = 0
   for i = 1, 12 do if ins[i] then n = i end end
   local list = {}
   for i = 1, n do list[i] = ins[i] or 0 end
-  local item = { k = "node", op = op, inputs = list, attrs = attrs, layer = layer, probe = name ~= nil, name = unique(name or path(op)) }
+  local item = { k = "node", graph = of_tower(), op = op, inputs = list, attrs = attrs, layer = layer, probe = name ~= nil, name = unique(name or path(op)) }
   local id = add(item)
-  return dim and setmetatable({ id = id, item = item, dim = dim, rows = rows }, V) or nil
+  return dim and setmetatable({ id = id, item = item, dim = dim, rows = rows, g = group }, V) or nil
 end
 
 local function second(v, dim, rows)
   if v.id == 0 then return ghost(dim, rows) end
-  return setmetatable({ id = add { k = "output", of = v.id, index = 1 }, dim = dim, rows = rows }, V)
+  return setmetatable({ id = add { k = "output", graph = of_tower(), of = v.id, index = 1 }, dim = dim, rows = rows, g = group }, V)
 end
 
-local function step(role)
-  if group ~= "text" then return 0 end
-  inputs[role] = inputs[role] or add { k = "input", role = role, name = unique(role) }
-  return inputs[role]
+-- width: of a row, where it has one; name: where there are several of a role.
+local function step(role, width, name)
+  if not drawn then return 0 end
+  name = name or role
+  if group ~= "text" then name = group .. "." .. name end
+  inputs[name] = inputs[name] or add { k = "input", graph = of_tower(), role = role, width = width, name = unique(name) }
+  return inputs[name]
 end
 local function places() return step "positions", step "seq_of", step "page_table" end
 
@@ -339,7 +348,7 @@ local function weight(name, shape, mark, o)
   names[name] = true
   mark, o = mark or rep, o or {}
   return add { k = "weight", name = name, shape = shape, part = mark[1], units = mark[2] or o.units or 0, quant = o.quant or false,
-    layer = layer, group = group, dtype = o.dtype, count = o.count, transposed = o.transposed,
+    layer = layer, group = group, graph = of_tower(), flat = o.flat, dtype = o.dtype, count = o.count, transposed = o.transposed,
     pieces = o.pieces }
 end
 
@@ -384,14 +393,15 @@ end
 
 -- The value that `each` returns is the block's output and gets the block's name.
 function layers(a)
-  local x, first = a[1], a.first or 0
+  local x, first, before = a[1], a.first or 0, nil
   if a.n > 10000 then unsupported("num_hidden_layers", a.n .. " layers, at most 10000") end
   local outside = layer
   for i = first, first + a.n - 1 do
     if group ~= "vision" then layer = i end
     local name = string.format(a.at, i)
+    before = x.item
     x = check(scope(name, function() return a.each(x, i) end), "the result of a layer")
-    if x.item and x.item.layer == i then
+    if x.item and x.item ~= before and (x.item.layer == i or group == "vision") then
       names[x.item.name] = nil
       x.item.name, x.item.probe = unique(path(name)), true
     end
@@ -401,16 +411,36 @@ function layers(a)
   return x
 end
 
-local function outside_text(kind, f)
+local function outside_text(kind, f, draw)
   local saved, saved_layer = group, layer
   if saved ~= "text" then error(kind .. " within " .. saved, 3) end
-  group, layer = kind, -1
+  group, layer, drawn = kind, -1, draw or false
   local r = table.pack(f())
-  group, layer = saved, saved_layer
+  group, layer, drawn = saved, saved_layer, true
   return table.unpack(r, 1, r.n)
 end
--- A part whose weights belong to the model but whose graph is not that of the text.
+-- A part whose weights belong to the model but which has no graph.
 function tower(kind, f) return outside_text("vision", f) end
+-- A tower with a graph of its own. f returns what enters the text: the rows that tokens of pictures become, then those added behind its
+-- first layers. o: what the host must know to make its inputs (docs/arch-files.md).
+function vision(o, f)
+  if facts then error("a second tower", 2) end
+  local r = table.pack(outside_text("vision", f, true))
+  for i = 1, r.n do
+    if getmetatable(r[i]) ~= V or r[i].g ~= "vision" or r[i].rows ~= "R" then error("what a tower returns must be merged rows of its graph", 2) end
+    features[i] = r[i].id
+  end
+  if r.n == 0 then error("a tower must return what enters the text", 2) end
+  facts = o
+end
+-- What a tower gave takes the place of x where a token stands for a picture; k > 0: is added to it, the k-th of what the tower gave besides.
+function pictures(x, k)
+  k = k or 0
+  check(x, "the input of pictures")
+  if not with_images or k >= #features then return x end
+  return node("scatter_rows", { x.id, step("features", x.dim, k > 0 and "features_" .. k or nil), step "feature_of" }, { add = k > 0 and 1 or nil },
+    path "pictures", x.dim, x.rows)
+end
 -- Drafting layers.
 function mtp(f) return outside_text("mtp", f) end
 
@@ -508,7 +538,7 @@ function linear(a)
   local x, name = check(a[1], "the input of linear"), path(a[2])
   local mark = a.part or rep
   local into = a.into or x.dim
-  if into ~= x.dim and group == "text" then error("linear " .. name .. " takes " .. into .. " values, its input has " .. x.dim, 2) end
+  if into ~= x.dim and drawn then error("linear " .. name .. " takes " .. into .. " values, its input has " .. x.dim, 2) end
   local units = a.units or a.heads or (mark == row and x.heads) or nil
   local o = stored(a, mark, units)
   if a.pieces then -- several matrices behind each other: a cut goes through each
@@ -629,11 +659,13 @@ function concat(a)
   return node("concat", ins, { groups = a.groups and a.groups > 1 and a.groups or nil }, path "concat", dim, a[1].rows)
 end
 
--- The width is given where rows are regrouped: only outside of the text graph.
+-- The width is given where rows are regrouped: only outside of the text graph. In a tower the rows that the host names become one.
 function reshape(a)
-  check(a[1], "the input of reshape")
+  local x = check(a[1], "the input of reshape")
   if group == "text" then error("reshape within the text graph", 2) end
-  return ghost(a.dim, a[1].rows)
+  if not drawn then return ghost(a.dim, x.rows) end
+  if x.rows == "R" or a.dim % x.dim ~= 0 then error("reshape of rows of " .. x.dim .. " values to " .. a.dim, 2) end
+  return node("gather_rows", { x.id, step("merge", a.dim // x.dim) }, {}, path "merged", a.dim, "R")
 end
 
 function gated_norm(a)
@@ -664,15 +696,20 @@ function rope(a)
     for _, x in ipairs(sections) do sum = sum + (to_integer(x) or 0) end
     if sum * 2 ~= a.dim then unsupported("mrope_section", "adds up to " .. sum .. ", not to half of the " .. a.dim .. " rotated values of a head") end
   end
-  if group ~= "text" then return setmetatable({ id = 0, dim = a.dim, style = style, offset = a.offset or 0 }, V) end
+  if not drawn then return setmetatable({ id = 0, dim = a.dim, style = style, offset = a.offset or 0 }, V) end
+  if a.plane and a.dim % 4 ~= 0 then unsupported("head_dim", "heads of " .. a.dim .. " do not rotate by height and width alike") end
   if b.limit then model.limit = math.min(model.limit or b.limit, b.limit) end
   local saved, saved_prefix = layer, prefix
   layer, prefix = -1, {}
-  local f = add { k = "rope", name = unique "rope.inv_freq", dim = a.dim, theta = b.theta, scaling = scaling }
+  local at = group == "text" and "rope" or group .. ".rope"
+  local f = add { k = "rope", graph = of_tower(), name = unique(at .. ".inv_freq"), dim = a.plane and a.dim // 2 or a.dim, theta = b.theta,
+    scaling = scaling, times = a.plane and 2 or 1 }
+  local places = a.plane or sections and with_images
   local attention = a.attention or scaling.attention
-  local t = node("rope_table", { step "positions", f }, { factor = attention and attention ~= 1 and attention or nil,
+  if a.plane then sections = { nil, a.dim // 4, a.dim // 4 } end                         -- the first half of the angles from h, the other from w
+  local t = node("rope_table", { places and step("places", 3) or step "positions", f }, { factor = attention and attention ~= 1 and attention or nil,
     section_t = sections and sections[1], section_h = sections and sections[2], section_w = sections and sections[3],
-    interleave = sections and (a.interleaved or r.interleaved) and 1 or nil }, "rope.table", a.dim, "T")
+    interleave = sections and (a.interleaved or r.interleaved) and 1 or nil }, at .. ".table", a.dim, "T")
   t.item.probe = false
   t.style, t.offset, t.inv_freq = style, a.offset or 0, f
   layer, prefix = saved, saved_prefix
@@ -705,9 +742,17 @@ end
 -- Stores k and v in the pages of this layer, then attends to everything stored that the mask shows. from: the number of an earlier
 -- layer whose pages are read instead; then k and v are not given. second: this layer has another attention before.
 function attention(a)
-  if group ~= "text" then
+  if not drawn then
     local q = check(a.q, "q of attention")
     local y = node("attention", {}, {}, nil, a.heads * (a.v_dim or a.dim), q.rows)
+    y.heads = a.heads
+    return y
+  end
+  if group ~= "text" then                                    -- rows of one picture, or of one window of it, see each other
+    local q, v_dim = check(a.q, "q of attention"), a.v_dim or a.dim
+    local y = node("segment_attention", { q.id, check(a.k, "k of attention").id, check(a.v, "v of attention").id,
+      step(a.mask == "window" and "windows" or "spans", 2) }, { heads = a.heads, kv_heads = a.kv_heads or a.heads, dim = a.dim, v_dim = v_dim ~= a.dim and v_dim or nil, scale = a.scale },
+      path(a.name or "attn"), a.heads * v_dim, q.rows)
     y.heads = a.heads
     return y
   end
@@ -1002,18 +1047,22 @@ function input(kind, dim)
   only_outside("input")
   return ghost(dim or 0, kind)
 end
+-- A convolution whose steps are its width: a product for each patch. The host lays out the pixels of a patch as the weight has them.
 function conv(a)
   only_outside("conv")
-  weight(path(a[2] or a[1]) .. ".weight", a.shape, a.part, a)
-  if a.bias then weight(path(a[2] or a[1]) .. ".bias", { a.shape[1] }, a.part) end
-  node("conv", {}, {})
-  return ghost(a.shape[1], "T")
+  local name, wide = path(a[2] or a[1]), 1
+  for i = 2, #a.shape do wide = wide * a.shape[i] end
+  local w = weight(name .. ".weight", a.shape, a.part, { dtype = a.dtype, units = a.units, flat = true })
+  local b = a.bias and weight(name .. ".bias", { a.shape[1] }, a.part) or nil
+  return node("linear", { step("patches", wide), w, b }, {}, name, a.shape[1], "T")
 end
--- A learned table: table { "pos_embed", shape = {...} } is pos_embed.weight. The library of that name stays what it is.
+-- A learned table: table { "pos_embed", shape = {...} } is pos_embed.weight. taps: of how many rows each patch takes its share. The library of
+-- that name stays what it is.
 setmetatable(table, { __call = function(_, a)
   only_outside("table")
-  weight(path(a[1]) .. ".weight", a.shape, a.part, a)
-  return ghost(a.shape[#a.shape], "T")
+  local w, taps = weight(path(a[1]) .. ".weight", a.shape, a.part, a), a.taps or 1
+  return node("position_embed", { step("table_rows", taps), w, taps > 1 and step("table_weights", taps) or nil }, {}, path(a[1]), a.shape[#a.shape],
+    "T")
 end })
 
 -- ---- the end ----
@@ -1060,11 +1109,13 @@ function day0_describe()
   return { arch = list(arch_file.arch), model_type = list(arch_file.model_type), drafted = arch_file.drafted == true }
 end
 
-function day0_trace(config, architecture, known)
+-- images: the text is to take up what the tower gives.
+function day0_trace(config, architecture, known, images)
   local c = view(config, "")
+  with_images = images == true
   for _, p in ipairs(known or {}) do patterns[p] = true end
   local y = arch_file.build(c, architecture)
   if getmetatable(y) ~= V or y.rows ~= "R" then error("build must return what logits gave", 0) end
   if model.limit and model.positions then model.positions = math.min(model.positions, model.limit) end
-  return { items = items, model = model, unread = unread(), notes = notes, result = y.id, outside = counts }
+  return { items = items, model = model, unread = unread(), notes = notes, result = y.id, outside = counts, features = features, tower = facts }
 end

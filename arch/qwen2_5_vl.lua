@@ -21,17 +21,18 @@ return {
     local later = has "model.language_model.embed_tokens.weight"
     local at, visual = later and "model.language_model." or "model.", later and "model.visual" or "visual"
 
-    tower("vision", function() scope(visual, function()
-      local W, vh, p, merge = v:count "hidden_size", v:count "num_heads", v:count "patch_size", v:count "spatial_merge_size"
+    local p, merge, frames = v:count "patch_size", v:count "spatial_merge_size", v:count "temporal_patch_size"
+    local colours = v:count("in_channels", v:count("in_chans", 3))
+    vision({ patch = p, merge = merge, frames = frames, channels = colours, window = v:count "window_size" // merge // p,
+      image_token = top:opt "image_token_id" }, function() return scope(visual, function()
+      local W, vh = v:count "hidden_size", v:count "num_heads"
       local I, fn, M = v:count "intermediate_size", v:text("hidden_act", "silu"), W * merge * merge
       v:opt "spatial_patch_size"
       v:opt "tokens_per_second"                                                          -- places of frames of a video
-      v:count "window_size"
       local full = {}                                                                    -- the blocks that see the whole image
       for _, i in ipairs(v:list "fullatt_block_indexes") do full[i] = true end
-      local angles = rope { dim = W // vh, theta = 10000 }                               -- half of the angles from h, half from w
-      local x = conv { input "patches", "patch_embed.proj",
-        shape = { W, v:count("in_channels", v:count("in_chans", 3)), v:count "temporal_patch_size", p, p } }
+      local angles = rope { dim = W // vh, theta = 10000, plane = true }                 -- half of the angles from h, half from w
+      local x = conv { input "patches", "patch_embed.proj", shape = { W, colours, frames, p, p } }
       x = layers { x, n = v:count "depth", at = "blocks.%d", each = function(x, i)
         local qkv = linear { rms_norm { x, "norm1", eps = 1e-6 }, "attn.qkv", out = 3 * W, bias = true, part = heads(vh), pieces = { W, W, W } }
         local q, k, val = split { qkv, sizes = { W, W, W } }
@@ -43,10 +44,10 @@ return {
       end }
       x = reshape { rms_norm { x, "merger.ln_q", eps = 1e-6 }, dim = M }
       x = act { linear { x, "merger.mlp.0", out = M, bias = true, part = col }, fn = "gelu_erf" }
-      linear { x, "merger.mlp.2", out = v:count "out_hidden_size", bias = true, part = row }
+      return linear { x, "merger.mlp.2", out = v:count "out_hidden_size", bias = true, part = row }
     end) end)
 
-    local x = embed { at .. "embed_tokens", vocab = c:count "vocab_size", dim = H }
+    local x = pictures(embed { at .. "embed_tokens", vocab = c:count "vocab_size", dim = H })
     x = layers { x, n = L, at = at .. "layers.%d", each = function(x)
       local h = rms_norm { x, "input_layernorm", eps = eps }
       x = x + scope("self_attn", function() return gqa { h, heads = n, kv_heads = kv, dim = hd, pos = pos, bias = true } end)

@@ -67,11 +67,11 @@ return {
       end)
     end
 
-    if top:opt "vision_config" then tower("vision", function() scope("model.visual", function() qwen3_vision(top.vision_config) end) end) end
+    if top:opt "vision_config" then qwen3_vision(top.vision_config, "model.visual", top:opt "image_token_id") end
 
     local at = prefix_of(text_only and { "model." } or { "model.language_model.", "model." })
     if text_only and has "model.language_model.embed_tokens.weight" then at = "model.language_model." end
-    local x = embed { at .. "embed_tokens", vocab = c:count "vocab_size", dim = H }
+    local x = pictures(embed { at .. "embed_tokens", vocab = c:count "vocab_size", dim = H })
     x = layers { x, n = L, at = at .. "layers.%d", each = function(x, i) return block(x, is_full(i), i) end }
     x = norm(wanted_rows(x), at .. "norm")
 

@@ -402,7 +402,10 @@ static double work_of(const struct cpu_node *n, const struct kern_args *a)
         return rows * (double)a->k * SMALL_WORK; /* grows with the context or the state: always worth it */
     case D0_OP_ATTENTION:
         return rows * (double)a->k * (double)a->table * (double)a->page_tokens;
+    case D0_OP_SEGMENT_ATTENTION:
+        return rows * (double)a->k * (double)a->in_dims[1][0];
     case D0_OP_EMBED:
+    case D0_OP_POSITION_EMBED:
     case D0_OP_ROPE_TABLE:
         return rows * (double)a->n;
     default:

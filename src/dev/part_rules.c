@@ -55,6 +55,11 @@ bool rule_is_ints(const struct d0_value *v, int64_t n)
     return v && v->dtype == D0_I32 && v->n_dims == 1 && v->dims[0] == n;
 }
 
+bool rule_is_int_rows(const struct d0_value *v, int64_t n, int64_t width)
+{
+    return v && v->dtype == D0_I32 && v->n_dims == 2 && v->dims[0] == n && v->dims[1] == width;
+}
+
 bool rule_is_weight_type(const struct d0_value *v)
 {
     return v->dtype == D0_F32 || v->dtype == D0_BF16 || v->dtype == D0_F16;
@@ -172,8 +177,10 @@ static bool sections_whole(const struct rule *r, int64_t half)
 bool rule_ROPE_TABLE(const struct rule *r)
 {
     const struct d0_value *pos = rule_input(r, 0), *f = rule_input(r, 1), *o = rule_output(r, 0);
-    return rule_need(r, rule_is_matrix(o) && o->dims[1] % 2 == 0 && rule_is_ints(pos, o->dims[0]),
-                     "positions must be i32 [T], output f32 [T, D]") &&
+    return rule_need(r,
+                     rule_is_matrix(o) && o->dims[1] % 2 == 0 &&
+                         (rule_is_ints(pos, o->dims[0]) || rule_is_int_rows(pos, o->dims[0], 3)),
+                     "positions must be i32 [T] or [T, 3], output f32 [T, D]") &&
            rule_need(r, f && f->dtype == D0_F32 && f->n_dims == 1 && f->dims[0] == o->dims[1] / 2,
                      "inv_freq must be f32 [D/2]") &&
            sections_whole(r, o->dims[1] / 2);
@@ -246,11 +253,13 @@ bool rule_KV_STORE(const struct rule *r)
 
 bool rule_GATHER_ROWS(const struct rule *r)
 {
-    const struct d0_value *x = rule_input(r, 0), *o = rule_output(r, 0);
+    const struct d0_value *x = rule_input(r, 0), *rows = rule_input(r, 1), *o = rule_output(r, 0);
+    const int64_t m = rows && rows->n_dims == 2 ? rows->dims[1] : 1;
     return rule_need(r,
-                     rule_is_matrix(x) && rule_is_matrix(o) && x->dims[1] == o->dims[1] &&
-                         rule_is_ints(rule_input(r, 1), o->dims[0]),
-                     "x must be f32 [T, K], rows i32 [R], output f32 [R, K]");
+                     rule_is_matrix(x) && rule_is_matrix(o) && m > 0 && o->dims[1] % m == 0 &&
+                         o->dims[1] / m == x->dims[1] &&
+                         (rule_is_ints(rows, o->dims[0]) || rule_is_int_rows(rows, o->dims[0], m)),
+                     "x must be f32 [T, K], rows i32 [R] or [R, m], output f32 [R, m*K]");
 }
 
 bool rule_ADD(const struct rule *r)

@@ -26,9 +26,10 @@ const struct d0_value *rule_output(const struct rule *r, uint32_t i);
 int64_t rule_attr(const struct rule *r, uint32_t key); /* 0 where absent */
 
 bool rule_is_matrix(const struct d0_value *v); /* float32 [rows, width], a row being of fixed width */
-bool rule_is_rows(const struct d0_value *v, int64_t rows, int64_t width); /* the same, of this size */
-bool rule_is_ints(const struct d0_value *v, int64_t n);                   /* int32 [n] */
-bool rule_is_weight_type(const struct d0_value *v);                       /* F32, BF16, F16 */
+bool rule_is_rows(const struct d0_value *v, int64_t rows, int64_t width);  /* the same, of this size */
+bool rule_is_ints(const struct d0_value *v, int64_t n);                    /* int32 [n] */
+bool rule_is_int_rows(const struct d0_value *v, int64_t n, int64_t width); /* int32 [n, width] */
+bool rule_is_weight_type(const struct d0_value *v);                        /* F32, BF16, F16 */
 /* [a], or [a, b] where b > 0; all sizes fixed */
 bool rule_is_weight(const struct d0_value *v, int64_t a, int64_t b);
 /* A weight [n, k], or [e, n, k] where e > 0, plain or stored as codes: what ref_row() reads. */

@@ -204,6 +204,11 @@ static void add_node(const struct graph *g, const struct d0_node *n, const int64
         c->flops += 2 * rows * (double)w->dims[0] * (double)w->dims[1];
         break;
     case D0_OP_GATHER_ROWS:
+    case D0_OP_SCATTER_ROWS:
+        break;
+    case D0_OP_SEGMENT_ATTENTION: /* at most: all rows are of one picture */
+        c->flops +=
+            2 * rows * extent(w, 0, dims) * ((double)x->dims[1] + (double)g->values[n->outputs[0]].dims[1]);
         break;
     default: /* elementwise, or small beside its neighbours */
         c->flops += 2 * out;

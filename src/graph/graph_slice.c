@@ -67,7 +67,8 @@ static void find_makers(struct slice *s)
     const struct graph *g = s->g;
     for (uint32_t i = 0; i < g->n_values; i++)
         s->positional[i] = g->values[i].kind == D0_VALUE_WEIGHT ||
-                           (g->values[i].kind == D0_VALUE_INPUT && g->values[i].role == D0_INPUT_POSITIONS);
+                           (g->values[i].kind == D0_VALUE_INPUT && (g->values[i].role == D0_INPUT_POSITIONS ||
+                                                                    g->values[i].role == D0_INPUT_PLACES));
     for (uint32_t i = 0; i < g->n_nodes; i++) {
         const struct d0_node *n = &g->nodes[i];
         bool positional = true;

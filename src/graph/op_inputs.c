@@ -37,6 +37,7 @@ static const struct op_inputs {
     {D0_OP_QKV, FROM_TO(1, 6), 0, false},
     {D0_OP_GATE_UP, FROM_TO(1, 4), 0, false},
     {D0_OP_NORM_RESIDUAL, BIT(2), 0, false},
+    {D0_OP_POSITION_EMBED, BIT(1), 0, false},
     {D0_OP_NORM_ROPE_STORE, BIT(9) | BIT(10), BIT(3) | BIT(4), true},
 };
 

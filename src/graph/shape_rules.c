@@ -178,7 +178,10 @@ bool shape_pair(const struct rule *r, const char *a, const char *b)
 
 static bool rule_rope_table(const struct rule *r)
 {
-    if (!shape_want(r, 0, "positions", D0_I32, 1) || !shape_want(r, 1, "inv_freq", D0_F32, 1))
+    const struct d0_value *p = shape_input(r, 0);
+    const bool three = p && p->n_dims == 2; /* t, h, w */
+    if (!shape_want(r, 0, "positions", D0_I32, three ? 2 : 1) || !shape_want(r, 1, "inv_freq", D0_F32, 1) ||
+        (three && !shape_want_dim(r, 0, "positions", 1, 3)))
         return false;
     return shape_give(r, shape_input(r, 0)->dims[0], 2 * shape_input(r, 1)->dims[0]);
 }
@@ -289,9 +292,56 @@ static bool rule_glu(const struct rule *r)
 
 static bool rule_gather_rows(const struct rule *r)
 {
-    if (!shape_want_rows(r, 0, "x") || !shape_want(r, 1, "rows", D0_I32, 1))
+    const struct d0_value *rows = shape_input(r, 1);
+    const bool several = rows && rows->n_dims == 2; /* that become one */
+    if (!shape_want_rows(r, 0, "x") || !shape_want(r, 1, "rows", D0_I32, several ? 2 : 1))
         return false;
-    return shape_give(r, shape_input(r, 1)->dims[0], shape_input(r, 0)->dims[1]);
+    if (several && (rows->dims[1] < 1 || rows->dims[1] > GRAPH_MAX_DIM / shape_input(r, 0)->dims[1]))
+        return shape_broken(r, "%lld rows of %lld become one", (long long)rows->dims[1],
+                            (long long)shape_input(r, 0)->dims[1]);
+    return shape_give(r, rows->dims[0], shape_input(r, 0)->dims[1] * (several ? rows->dims[1] : 1));
+}
+
+static bool rule_segment_attention(const struct rule *r)
+{
+    int64_t heads, kv_heads, dim, v_dim;
+    if (!shape_positive(r, D0_ATTR_HEADS, &heads) || !kv_sizes(r, &kv_heads, &dim, &v_dim) ||
+        !shape_want_rows(r, 0, "q") || !shape_want_rows(r, 1, "k") || !shape_want_rows(r, 2, "v"))
+        return false;
+    if (heads % kv_heads)
+        return shape_broken(r, "%lld kv heads do not divide %lld heads", (long long)kv_heads,
+                            (long long)heads);
+    return shape_want_dim(r, 0, "q", 1, heads * dim) && shape_want_dim(r, 1, "k", 1, kv_heads * dim) &&
+           shape_want_dim(r, 2, "v", 1, kv_heads * v_dim) &&
+           shape_want_dim(r, 2, "v", 0, shape_input(r, 1)->dims[0]) && shape_want(r, 3, "spans", D0_I32, 2) &&
+           shape_want_dim(r, 3, "spans", 0, shape_input(r, 0)->dims[0]) &&
+           shape_want_dim(r, 3, "spans", 1, 2) && shape_give(r, shape_input(r, 0)->dims[0], heads * v_dim);
+}
+
+static bool rule_position_embed(const struct rule *r)
+{
+    if (!shape_want(r, 0, "rows", D0_I32, 2) || !shape_want(r, 1, "table", 0, 2))
+        return false;
+    const struct d0_value *rows = shape_input(r, 0);
+    if (rows->dims[1] < 1)
+        return shape_broken(r, "no row of the table is read");
+    if (shape_input(r, 2) &&
+        (!shape_want_rows(r, 2, "weights") || !shape_want_dim(r, 2, "weights", 0, rows->dims[0]) ||
+         !shape_want_dim(r, 2, "weights", 1, rows->dims[1])))
+        return false;
+    return shape_give(r, rows->dims[0], shape_input(r, 1)->dims[1]);
+}
+
+static bool rule_scatter_rows(const struct rule *r)
+{
+    int64_t add = node_attr_i(r->n, D0_ATTR_ADD, 0);
+    if (add < 0 || add > 1)
+        return shape_broken(r, "add is %lld, must be 0 or 1", (long long)add);
+    return shape_want_rows(r, 0, "x") && shape_want_rows(r, 1, "features") &&
+           shape_want_dim(r, 1, "features", 1, shape_input(r, 0)->dims[1]) &&
+           shape_want(r, 2, "from", D0_I32, 1) &&
+           shape_want_dim(r, 2, "from", 0, shape_input(r, 0)->dims[0]) &&
+           shape_give(r, shape_input(r, 0)->dims[0], shape_input(r, 0)->dims[1]);
 }
 
 bool shape_rule(const struct graph *g, const struct d0_node *n, struct d0_value outs[D0_MAX_NODE_OUTPUTS],
@@ -319,6 +369,12 @@ bool shape_rule(const struct graph *g, const struct d0_node *n, struct d0_value 
         return rule_glu(&r);
     case D0_OP_GATHER_ROWS:
         return rule_gather_rows(&r);
+    case D0_OP_SEGMENT_ATTENTION:
+        return rule_segment_attention(&r);
+    case D0_OP_POSITION_EMBED:
+        return rule_position_embed(&r);
+    case D0_OP_SCATTER_ROWS:
+        return rule_scatter_rows(&r);
     case D0_OP_QKV:
     case D0_OP_GATE_UP:
     case D0_OP_NORM_RESIDUAL:
@@ -406,7 +462,7 @@ bool value_form(const struct d0_value *v, char *why, size_t why_bytes)
             return false;
         }
     }
-    if (v->kind == D0_VALUE_INPUT ? v->role < D0_INPUT_IDS || v->role > D0_INPUT_SLOTS : v->role != 0) {
+    if (v->kind == D0_VALUE_INPUT ? v->role < D0_INPUT_IDS || v->role > D0_INPUT_LAST : v->role != 0) {
         snprintf(why, why_bytes, "role %u does not fit its kind", v->role);
         return false;
     }

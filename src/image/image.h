@@ -166,4 +166,40 @@ int image_plan(const struct image_processor *p, uint32_t width, uint32_t height,
 int image_process(const struct image_processor *p, const struct image_plan *plan, const struct image *m,
                   struct arena *arena, float **out, struct err *e);
 
+/* ---- what a tower must be told of the patches of pictures ---- */
+
+struct image_grid {
+    uint32_t t, h, w; /* patches in time, down and across; h and w are multiples of the tower's merge */
+};
+
+enum image_taps { IMAGE_TAPS_NONE, IMAGE_TAPS_BILINEAR, IMAGE_TAPS_BICUBIC };
+
+struct image_tower {
+    uint32_t merge;       /* merge x merge patches become one row */
+    uint32_t window;      /* side of a window in merged rows; 0: no windows */
+    uint32_t table_side;  /* of the learned table of places, where there is one */
+    enum image_taps taps; /* how it is stretched: 4 taps of a line between its corners, or 16 (a = -0.75) */
+};
+
+/* The inputs of a tower, for the patches of all pictures: T rows that become R. A patch has a number in the
+ * order of the processor: picture by picture, frame by frame, the merge x merge patches of a merged row
+ * together, these from the top left. Rows are in that order, or window by window where there are windows. */
+struct image_rows {
+    size_t n_rows, n_merged;  /* T, R */
+    int32_t *patch;           /* [T] number of the patch in each row */
+    int32_t *places;          /* [T, 3] 0, and its place down and across */
+    int32_t *spans, *windows; /* [T, 2] first row and the one behind the last: of its frame, and its window */
+    int32_t *merge; /* [R, merge * merge] rows that make each merged row, in the order of the processor */
+    size_t n_taps;  /* 0, 4 or 16 */
+    int32_t *table_rows;  /* [T, n_taps] */
+    float *table_weights; /* [T, n_taps] */
+};
+
+#define IMAGE_MAX_PATCHES ((uint64_t)1 << 22) /* of all pictures together */
+
+/* Everything in the arena. ERR_INVALID (a side of 0, or that is no multiple of merge), ERR_LIMIT, ERR_NOMEM.
+ */
+int image_tower_rows(const struct image_tower *tower, const struct image_grid *grids, size_t n,
+                     struct arena *arena, struct image_rows *out, struct err *e);
+
 #endif

@@ -370,13 +370,17 @@ static int plain_tensor(struct filling *f)
         return err_hint(f->e, "run day0 check on the model");
     }
     char have[96], want[96];
-    bool same = t->n_dims == f->v->n_dims && t->dtype == f->v->dtype;
-    for (uint32_t k = 0; same && k < f->v->n_dims; k++)
-        same = t->dims[k] == (k == 0 && f->r->choice ? (int64_t)f->stored : f->v->dims[k]);
+    /* the weight of a convolution has more dimensions than the matrix that it is */
+    const bool folded = f->w && f->w->n_dims > f->v->n_dims;
+    const uint32_t n_dims = folded ? f->w->n_dims : f->v->n_dims;
+    const int64_t *dims = folded ? f->w->dims : f->v->dims;
+    bool same = t->n_dims == n_dims && t->dtype == f->v->dtype;
+    for (uint32_t k = 0; same && k < n_dims; k++)
+        same = t->dims[k] == (k == 0 && f->r->choice ? (int64_t)f->stored : dims[k]);
     if (!same)
         return err_set(f->e, ERR_MISMATCH, "tensor %s is %s %s in the checkpoint, the graph wants %s %s",
                        f->name, dtype_name(t->dtype), shape_format(t->dims, t->n_dims, have, sizeof(have)),
-                       dtype_name(f->v->dtype), shape_format(f->v->dims, f->v->n_dims, want, sizeof(want)));
+                       dtype_name(f->v->dtype), shape_format(dims, n_dims, want, sizeof(want)));
     const struct spec_tensor x = {.name = f->name, .tensor = t, .dtype = t->dtype};
     return fill_runs(f, &x, 0, f->stored);
 }

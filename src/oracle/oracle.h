@@ -208,4 +208,26 @@ const struct trace_tensor *oracle_trace_of(const struct trace *t, const struct g
  * (*.safetensors). In the arena. ERR_MISSING, ERR_FORMAT, ERR_LIMIT. */
 int oracle_read_ids(const char *path, struct arena *arena, int32_t **ids, size_t *n, struct err *e);
 
+/* ---- one graph, once ---- */
+
+/* What an input of the graph gets; of several of one role the first gets the first, and so on. `bytes` may be
+ * fewer than the input has: the rest is not written. */
+struct oracle_input {
+    uint32_t role; /* enum d0_input_role */
+    const void *data;
+    uint64_t bytes;
+};
+/* Where a value of the graph goes: float32 or int32 [rows, width]. */
+struct oracle_output {
+    uint32_t value;
+    void *data;
+    uint64_t bytes;
+};
+/* Loads all weights of g (spec->graph, or the tower's spec->vision), runs it once for dims, gives the
+ * outputs. States begin as NaN. What it takes to do so is gone when it returns. ERR_INVALID: an input without
+ * data, or of another size; errors of loading and of the device. */
+int oracle_once(const struct oracle_model *m, const struct graph *g, const int64_t dims[D0_N_DIMS],
+                const struct oracle_input *inputs, size_t n_inputs, const struct oracle_output *outputs,
+                size_t n_outputs, struct err *e);
+
 #endif

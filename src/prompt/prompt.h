@@ -10,6 +10,7 @@
 #define PROMPT_PROMPT_H
 
 #include "base/finding.h"
+#include "image/image.h"
 #include "spec/spec.h"
 #include "text/text.h"
 
@@ -84,6 +85,15 @@ int prompt_by_function(const struct prompt_front *p, const struct prompt_chat *q
 /* prompt_chat() of messages alone, with a generation prompt. */
 int prompt_messages(const struct prompt_front *p, const struct json *messages, struct strbuf *rendered,
                     struct ids *out, struct err *e);
+
+/* Where the tokens of a prompt with pictures stand: places [n, 3], time, height and width, and the row of the
+ * tower's output that each takes, feature_of [n], -1 for text. A run of placeholders is one picture, whose
+ * grid of patches comes next. Text counts up in all three; a picture begins where the text before it ended,
+ * and the text behind it goes on after its longer side. ERR_MISMATCH: runs, their lengths and the grids do
+ * not agree. ERR_UNSUPPORTED: the model's placeholder is not known. */
+int prompt_places(const struct spec_tower *tower, const int32_t *ids, size_t n,
+                  const struct image_grid *grids, size_t n_grids, int32_t *places, int32_t *feature_of,
+                  struct err *e);
 
 /* ---- what a model writes: reasoning, text and tool calls ---- */
 

@@ -330,13 +330,14 @@ static int trace_arch(struct opening *x, const struct json **trace, struct err *
 {
     struct json name = {
         .type = JSON_STRING, .n = (uint32_t)strlen(x->s->architecture), .as.string = x->s->architecture};
-    const struct json *args[] = {x->c->config, &name, NULL};
+    const struct json images = {.type = JSON_BOOL, .as.boolean = x->o->images};
+    const struct json *args[] = {x->c->config, &name, NULL, &images};
     struct script *script = NULL;
     int rc = load_arch(x, &x->file, &script, e);
     if (!rc)
         rc = spec_patterns(x->c, &x->scratch, &args[2], e);
     if (!rc)
-        rc = script_call(script, "day0_trace", args, 3, &x->scratch, trace, e);
+        rc = script_call(script, "day0_trace", args, ARRAY_LEN(args), &x->scratch, trace, e);
     if (!rc)
         rc = spec_read_chat(x->s, script, e);
     script_close(script);
@@ -409,6 +410,8 @@ int spec_open(struct spec **out, struct ckpt *c, const struct spec_options *o, s
     arena_init(&x.scratch, d0 ? &d0->mem : NULL, MEM_SPEC);
     int rc = graph_open(&x.s->graph, d0 ? &d0->mem : NULL, &local);
     if (!rc)
+        rc = graph_open(&x.s->vision, d0 ? &d0->mem : NULL, &local);
+    if (!rc)
         rc = describe_model(&x, &local);
     bool unreadable = rc && x.o->arch_path && x.file.text == NULL;
     if (!unreadable)
@@ -431,6 +434,7 @@ void spec_close(struct spec *s)
     if (s == NULL)
         return;
     graph_free(s->graph);
+    graph_free(s->vision);
     arena_release(&s->arena);
     free(s);
 }

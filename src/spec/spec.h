@@ -29,9 +29,11 @@ bool spec_activations_parse(const char *name, enum spec_activations *out);
 /* Also findings for what the tensors say of their storage against config.json: Q001, Q003, Q004. */
 struct spec_options {
     const char *arch_path; /* --arch FILE; NULL: choose among the shipped ones by config.architectures */
-    const struct arch_file *arch;      /* a file in memory, taken like that of --arch; before arch_path */
-    uint32_t kv_dtype;                 /* type of KV pages; 0: F32 for F32 weights, else BF16 */
-    uint32_t page_tokens;              /* 0: 16 */
+    const struct arch_file *arch; /* a file in memory, taken like that of --arch; before arch_path */
+    uint32_t kv_dtype;            /* type of KV pages; 0: F32 for F32 weights, else BF16 */
+    uint32_t page_tokens;         /* 0: 16 */
+    bool images; /* the text takes up what its tower gives: inputs of the roles FEATURES and FEATURE_OF, and
+                  * PLACES where it rotates by them */
     enum spec_activations activations; /* other than exact: calibrated scales are read from the checkpoint */
     struct script_limits_override {
         uint64_t max_bytes, max_instructions, max_wall_ns;
@@ -136,6 +138,21 @@ struct arch_file {
     size_t n;
 };
 
+enum spec_interpolation { SPEC_NO_TABLE, SPEC_BILINEAR, SPEC_BICUBIC };
+
+/* What the host must know of a tower to make its inputs from the grids of pictures. */
+#define SPEC_MAX_FEATURES 8
+struct spec_tower {
+    uint32_t channels, frames, patch;     /* of a patch: colours, pictures in time, side in pixels */
+    uint32_t merge;                       /* merge x merge patches become one row */
+    uint32_t window;                      /* side of a window in merged rows; 0: there are none */
+    uint32_t table_side;                  /* of a learned table of places */
+    enum spec_interpolation table;        /* how patches take their share of it */
+    int32_t image_token;                  /* stands for one merged row; -1: unknown */
+    uint32_t n_features;                  /* what enters the text: the rows, then those added to layers */
+    uint32_t features[SPEC_MAX_FEATURES]; /* values of spec.vision */
+};
+
 struct spec {
     struct arena arena;
     const char *architecture; /* "LlamaForCausalLM" */
@@ -152,7 +169,9 @@ struct spec {
     uint32_t n_eos;
     enum spec_activations activations;
     uint32_t kv_dtype, page_tokens;
-    struct graph *graph; /* pages of the STATE values: first dim 1 until spec_set_pages */
+    struct graph *graph;     /* pages of the STATE values: first dim 1 until spec_set_pages */
+    struct graph *vision;    /* of the tower, whose weights have no `value`; NULL: none, or only described */
+    struct spec_tower tower; /* where there is that graph */
     struct spec_weight *weights;
     size_t n_weights; /* distinct tensors */
     struct spec_kv *kv;

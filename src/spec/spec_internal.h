@@ -40,8 +40,9 @@ int spec_physical_one(const struct spec_weight *w, const struct ckpt *c, spec_te
 const char *trace_text(const struct json *item, const char *key); /* "" if absent */
 bool trace_int(const struct json *item, const char *key, int64_t low, int64_t high, int64_t *out);
 bool trace_flag(const struct json *item, const char *key);
-/* A rope item: the scaling and the table of frequencies freq[dim/2] in the arena. */
-int trace_rope(struct arena *a, const struct json *item, int64_t *dim, const float **freq, struct err *e);
+/* A rope item: the scaling and the table of frequencies freq[*n] in the arena: dim/2 of them, or ("times")
+ * the same twice. */
+int trace_rope(struct arena *a, const struct json *item, int64_t *n, const float **freq, struct err *e);
 
 /* Translates the trace that the prelude returned. ERR_FORMAT: the trace is wrong, the message says where. */
 int spec_translate(struct spec *s, const struct ckpt *c, const struct json *trace,

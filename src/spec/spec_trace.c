@@ -53,32 +53,55 @@ int trace_name(struct trace *t, const struct json *item, const char **out, struc
 
 /* ---- values ---- */
 
+struct graph *trace_graph(const struct trace *t, const struct json *item)
+{
+    return strcmp(trace_text(item, "graph"), "vision") == 0 ? t->s->vision : t->s->graph;
+}
+
 static int add_input(struct trace *t, const struct json *item, uint32_t *out, struct err *e)
 {
+    enum { WIDE = -100 }; /* as wide as the trace says */
     static const struct {
         const char *name;
-        uint32_t role, n_dims;
+        uint32_t role, dtype, n_dims;
         int64_t dims[2];
     } roles[] = {
-        {"ids", D0_INPUT_IDS, 1, {D0_DIM_TOKENS}},
-        {"positions", D0_INPUT_POSITIONS, 1, {D0_DIM_TOKENS}},
-        {"seq_of", D0_INPUT_SEQ_OF, 1, {D0_DIM_TOKENS}},
-        {"page_table", D0_INPUT_PAGE_TABLE, 2, {D0_DIM_SEQS, D0_DIM_PAGES}},
-        {"rows", D0_INPUT_ROWS, 1, {D0_DIM_ROWS}},
-        {"slots", D0_INPUT_SLOTS, 1, {D0_DIM_SEQS}},
+        {"ids", D0_INPUT_IDS, D0_I32, 1, {D0_DIM_TOKENS}},
+        {"positions", D0_INPUT_POSITIONS, D0_I32, 1, {D0_DIM_TOKENS}},
+        {"seq_of", D0_INPUT_SEQ_OF, D0_I32, 1, {D0_DIM_TOKENS}},
+        {"page_table", D0_INPUT_PAGE_TABLE, D0_I32, 2, {D0_DIM_SEQS, D0_DIM_PAGES}},
+        {"rows", D0_INPUT_ROWS, D0_I32, 1, {D0_DIM_ROWS}},
+        {"slots", D0_INPUT_SLOTS, D0_I32, 1, {D0_DIM_SEQS}},
+        {"patches", D0_INPUT_PATCHES, D0_F32, 2, {D0_DIM_TOKENS, WIDE}},
+        {"places", D0_INPUT_PLACES, D0_I32, 2, {D0_DIM_TOKENS, WIDE}},
+        {"spans", D0_INPUT_SPANS, D0_I32, 2, {D0_DIM_TOKENS, WIDE}},
+        {"windows", D0_INPUT_WINDOWS, D0_I32, 2, {D0_DIM_TOKENS, WIDE}},
+        {"merge", D0_INPUT_MERGE, D0_I32, 2, {D0_DIM_ROWS, WIDE}},
+        {"table_rows", D0_INPUT_TABLE_ROWS, D0_I32, 2, {D0_DIM_TOKENS, WIDE}},
+        {"table_weights", D0_INPUT_TABLE_WEIGHTS, D0_F32, 2, {D0_DIM_TOKENS, WIDE}},
+        {"features", D0_INPUT_FEATURES, D0_F32, 2, {D0_DIM_TOKENS, WIDE}},
+        {"feature_of", D0_INPUT_FEATURE_OF, D0_I32, 1, {D0_DIM_TOKENS}},
     };
     const char *name, *role = trace_text(item, "role");
+    int64_t width = 0;
     int rc = trace_name(t, item, &name, e);
     if (rc)
         return rc;
     for (size_t i = 0; i < ARRAY_LEN(roles); i++) {
         if (strcmp(roles[i].name, role) != 0)
             continue;
-        struct d0_value v = {
-            .kind = D0_VALUE_INPUT, .dtype = D0_I32, .n_dims = roles[i].n_dims, .role = roles[i].role};
+        struct d0_value v = {.kind = D0_VALUE_INPUT,
+                             .dtype = roles[i].dtype,
+                             .n_dims = roles[i].n_dims,
+                             .role = roles[i].role};
         memcpy(v.dims, roles[i].dims, sizeof roles[i].dims);
+        if (v.n_dims == 2 && v.dims[1] == WIDE) {
+            if (!trace_int(item, "width", 1, INT32_MAX, &width))
+                return err_set(e, ERR_FORMAT, "the input %s has no width", name);
+            v.dims[1] = width;
+        }
         struct graph_value_info info = {.name = name, .layer = -1};
-        return graph_add_value(t->s->graph, &v, &info, out, e);
+        return graph_add_value(trace_graph(t, item), &v, &info, out, e);
     }
     return err_set(e, ERR_FORMAT, "the input %s is unknown", role);
 }
@@ -87,13 +110,13 @@ static int add_rope(struct trace *t, const struct json *item, uint32_t *out, str
 {
     const char *name;
     const float *freq;
-    int64_t dim;
+    int64_t n;
     int rc = trace_name(t, item, &name, e);
-    if (rc || (rc = trace_rope(&t->s->arena, item, &dim, &freq, e)) != 0)
+    if (rc || (rc = trace_rope(&t->s->arena, item, &n, &freq, e)) != 0)
         return rc;
-    struct d0_value v = {.kind = D0_VALUE_WEIGHT, .dtype = D0_F32, .n_dims = 1, .dims = {dim / 2}};
+    struct d0_value v = {.kind = D0_VALUE_WEIGHT, .dtype = D0_F32, .n_dims = 1, .dims = {n}};
     struct graph_value_info info = {.name = name, .layer = -1, .constant = freq};
-    return graph_add_value(t->s->graph, &v, &info, out, e);
+    return graph_add_value(trace_graph(t, item), &v, &info, out, e);
 }
 
 /* State of fixed size for each sequence: [slots, dims...], float32. */
@@ -232,16 +255,19 @@ static int add_node(struct trace *t, uint32_t index, const struct json *item, ui
         if (!json_i64(&ins->as.items[i], &at) || at < 1 || at > index)
             return err_set(e, ERR_FORMAT, "%s %s: input %u is no earlier item", op->name, name, i);
         n.inputs[i] = t->ids[at - 1];
+        if (t->vision[at - 1] != t->vision[index])
+            return err_set(e, ERR_FORMAT, "%s %s: input %u is of another graph", op->name, name, i);
         if (n.inputs[i] == D0_NO_VALUE)
             return err_set(e, ERR_FORMAT, "%s %s: input %u has no value", op->name, name, i);
     }
     if ((rc = node_attrs(json_get(item, "attrs"), &n, e)) != 0)
         return err_ctx(e, "reading %s %s", op->name, name);
-    turn_experts(t->s->graph, &n);
-    if ((rc = graph_add_node(t->s->graph, &n, name, out, e)) != 0)
+    struct graph *g = trace_graph(t, item);
+    turn_experts(g, &n);
+    if ((rc = graph_add_node(g, &n, name, out, e)) != 0)
         return rc;
     if (*out != D0_NO_VALUE)
-        t->s->graph->info[*out].probe = trace_flag(item, "probe");
+        g->info[*out].probe = trace_flag(item, "probe");
     return ERR_OK;
 }
 
@@ -249,8 +275,8 @@ static int add_node(struct trace *t, uint32_t index, const struct json *item, ui
 static int add_output(struct trace *t, uint32_t index, const struct json *item, uint32_t *out, struct err *e)
 {
     int64_t of, which;
-    const struct graph *g = t->s->graph;
-    if (!trace_int(item, "of", 1, index, &of) ||
+    const struct graph *g = trace_graph(t, item);
+    if (!trace_int(item, "of", 1, index, &of) || t->vision[of - 1] != t->vision[index] ||
         !trace_int(item, "index", 0, D0_MAX_NODE_OUTPUTS - 1, &which))
         return err_set(e, ERR_FORMAT, "item %u of the trace is an output of no earlier item", index + 1);
     for (uint32_t i = g->n_nodes; i-- > 0;) {
@@ -270,6 +296,7 @@ static int add_items(struct trace *t, struct err *e)
         const char *kind = trace_text(item, "k");
         int rc;
         t->ids[i] = D0_NO_VALUE;
+        t->vision[i] = trace_graph(t, item) == t->s->vision;
         if (strcmp(kind, "input") == 0)
             rc = add_input(t, item, &t->ids[i], e);
         else if (strcmp(kind, "weight") == 0)
@@ -351,7 +378,8 @@ static int check_result(const struct trace *t, int64_t result, struct err *e)
 {
     const struct graph *g = t->s->graph;
     uint32_t id = graph_result(g);
-    if (id == D0_NO_VALUE || result < 1 || result > t->items->n || t->ids[result - 1] != id)
+    if (id == D0_NO_VALUE || result < 1 || result > t->items->n || t->vision[result - 1] ||
+        t->ids[result - 1] != id)
         return err_set(e, ERR_FORMAT, "the last operator is not what build returned");
     const struct d0_value *v = &g->values[id];
     if (v->n_dims != 2 || v->dims[0] != D0_DIM_ROWS || v->dims[1] != t->s->vocab_size)
@@ -457,7 +485,8 @@ int spec_translate(struct spec *s, const struct ckpt *c, const struct json *trac
     s->kv_dtype = o->kv_dtype ? o->kv_dtype : choose_kv_dtype(&t);
     s->page_tokens = o->page_tokens ? o->page_tokens : 16;
     t.ids = calloc(t.items->n + 1u, sizeof *t.ids);
-    if (t.ids == NULL)
+    t.vision = calloc(t.items->n + 1u, sizeof *t.vision);
+    if (t.ids == NULL || t.vision == NULL)
         rc = err_set(e, ERR_NOMEM, "no memory for the trace");
     if (!rc)
         rc = quant_config_read(&t.quant, c, &s->arena, f, e);
@@ -473,6 +502,8 @@ int spec_translate(struct spec *s, const struct ckpt *c, const struct json *trac
     if (!rc)
         rc = graph_verify(s->graph, e);
     if (!rc)
+        rc = trace_tower(&t, trace, e);
+    if (!rc)
         rc = unread_keys(s, json_get(trace, "unread"), e);
     if (!rc)
         rc = outside_counts(s, json_get(trace, "outside"), e);
@@ -485,5 +516,6 @@ int spec_translate(struct spec *s, const struct ckpt *c, const struct json *trac
     ok &= into_arena(&s->arena, (void **)&s->kv, s->n_kv, sizeof *s->kv);
     strmap_release(&t.names);
     free(t.ids);
+    free(t.vision);
     return rc || ok ? rc : err_set(e, ERR_NOMEM, "no memory for the model description");
 }

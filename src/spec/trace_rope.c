@@ -68,24 +68,31 @@ static int read_scaling(struct arena *a, const struct json *s, int64_t dim, stru
     return out->type == ROPE_FACTORS ? read_factors(a, s, dim, out, e) : ERR_OK;
 }
 
-int trace_rope(struct arena *a, const struct json *item, int64_t *dim, const float **out, struct err *e)
+int trace_rope(struct arena *a, const struct json *item, int64_t *n, const float **out, struct err *e)
 {
     struct rope_scaling s;
     double theta;
-    if (!trace_int(item, "dim", 2, TRACE_MAX_ROPE, dim) || *dim % 2)
+    int64_t dim, times = 1;
+    if (!trace_int(item, "dim", 2, TRACE_MAX_ROPE, &dim) || dim % 2)
         return err_set(e, ERR_FORMAT, "rope: dim must be an even number from 2 to %d", TRACE_MAX_ROPE);
+    if (json_get(item, "times") && !trace_int(item, "times", 1, 2, &times))
+        return err_set(e, ERR_FORMAT, "rope: the frequencies come once or twice");
     if (!json_f64(json_get(item, "theta"), &theta) || !(theta > 0) || !(theta < 1e30))
         return err_set(e, ERR_FORMAT, "rope: theta must be a positive number");
-    int rc = read_scaling(a, json_get(item, "scaling"), *dim, &s, e);
+    int rc = read_scaling(a, json_get(item, "scaling"), dim, &s, e);
     if (rc)
         return rc;
-    float *freq = arena_alloc_n(a, (size_t)*dim / 2, sizeof *freq);
+    const int64_t half = dim / 2;
+    float *freq = arena_alloc_n(a, (size_t)(half * times), sizeof *freq);
     if (freq == NULL)
         return err_set(e, ERR_NOMEM, "no memory for rope frequencies");
-    rope_inv_freq(*dim, theta, &s, freq);
-    for (int64_t j = 0; j < *dim / 2; j++)
+    rope_inv_freq(dim, theta, &s, freq);
+    for (int64_t j = 0; j < half; j++)
         if (!isfinite(freq[j]))
             return err_set(e, ERR_FORMAT, "rope: frequency %lld is not finite", (long long)j);
+    for (int64_t j = half; j < half * times; j++)
+        freq[j] = freq[j - half];
+    *n = half * times;
     *out = freq;
     return ERR_OK;
 }

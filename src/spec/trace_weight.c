@@ -146,9 +146,22 @@ static struct sum stored_as(const struct trace *t, struct spec_weight *w)
     return s;
 }
 
-/* The value in the graph: the type of the codes, and the logical shape. */
+/* The weight of a convolution whose steps are its width multiplies rows: [outputs, all the others]. */
+static void flatten(const struct json *item, struct d0_value *v, const struct spec_weight *w)
+{
+    if (!trace_flag(item, "flat") || w->n_dims < 2)
+        return;
+    v->n_dims = 2;
+    v->dims[0] = w->dims[0];
+    v->dims[1] = 1;
+    for (uint32_t i = 1; i < w->n_dims; i++)
+        v->dims[1] *= w->dims[i]; /* weight_shape() saw to it that this is in range */
+}
+
+/* The value in the graph: the type of the codes, and the logical shape. Outside of the text only a tower that
+ * is drawn has one, and that is no w->value. */
 static int weight_value(struct trace *t, const struct json *item, struct spec_weight *w, uint64_t bytes,
-                        struct err *e)
+                        uint32_t *out, struct err *e)
 {
     uint32_t code = w->form.scheme ? quant_code_dtype(w->form.scheme) : w->dtype, lead = w->count > 1;
     struct graph_value_info info = {.name = w->name,
@@ -161,13 +174,17 @@ static int weight_value(struct trace *t, const struct json *item, struct spec_we
         return rc;
     w->part = info.part;
     w->units = info.part_units;
-    w->value = D0_NO_VALUE;
-    if (w->group != GROUP_TEXT)
+    w->value = *out = D0_NO_VALUE;
+    struct graph *g = trace_graph(t, item);
+    if (w->group != GROUP_TEXT && (w->group != GROUP_VISION || g != t->s->vision))
         return ERR_OK;
-    if (w->n_dims + lead > D0_MAX_DIMS)
+    const bool flat = trace_flag(item, "flat") && w->form.scheme == 0;
+    if (!flat && w->n_dims + lead > D0_MAX_DIMS)
         return err_set(e, ERR_FORMAT, "weight %s: more than %d dimensions", w->name, D0_MAX_DIMS);
     bool integer = w->dtype == D0_I64 || w->dtype == D0_I32;
     struct d0_value v = {.kind = D0_VALUE_WEIGHT, .dtype = code, .n_dims = w->n_dims + lead};
+    if (flat)
+        v.n_dims = 0;
     bool held = w->form.scheme && quant_format(w, t->c, &code, &v.format);
     if (held)
         v.dtype = code;
@@ -175,7 +192,8 @@ static int weight_value(struct trace *t, const struct json *item, struct spec_we
         v.dtype = t->fallback_dtype;
     if (lead)
         v.dims[0] = w->count;
-    memcpy(v.dims + lead, w->dims, w->n_dims * sizeof w->dims[0]);
+    memcpy(v.dims + lead, w->dims, (flat ? 0 : w->n_dims) * sizeof w->dims[0]);
+    flatten(item, &v, w);
     /* blocks lie along the input, whatever way round the family keeps its plain weights */
     if (held && w->transposed && w->form.scheme == QUANT_MXFP4_BLOCKS) {
         int64_t last = v.dims[v.n_dims - 1];
@@ -183,7 +201,10 @@ static int weight_value(struct trace *t, const struct json *item, struct spec_we
         v.dims[v.n_dims - 2] = last;
     }
     info.weight = (uint32_t)t->s->n_weights + 1;
-    return graph_add_value(t->s->graph, &v, &info, &w->value, e);
+    int added = graph_add_value(g, &v, &info, out, e);
+    if (added == ERR_OK && w->group == GROUP_TEXT)
+        w->value = *out;
+    return added;
 }
 
 int trace_weight(struct trace *t, const struct json *item, uint32_t *out, struct err *e)
@@ -197,7 +218,7 @@ int trace_weight(struct trace *t, const struct json *item, uint32_t *out, struct
     const char *hint = json_string(json_get(item, "quant"));
     quant_decide(&w, t->c, &t->quant, hint ? quant_scheme_find(hint) : 0, w.dtype, &t->tally);
     struct sum sum = stored_as(t, &w);
-    if ((rc = weight_value(t, item, &w, sum.bytes, e)) != 0)
+    if ((rc = weight_value(t, item, &w, sum.bytes, out, e)) != 0)
         return rc;
     if (!add_u64(s->tensor_bytes, sum.bytes, &s->tensor_bytes))
         return err_set(e, ERR_FORMAT, "weight %s: too many bytes", w.name);
@@ -209,6 +230,5 @@ int trace_weight(struct trace *t, const struct json *item, uint32_t *out, struct
     if (vec_reserve((void **)&s->weights, &t->weights_capacity, s->n_weights + 1, sizeof *s->weights))
         return err_set(e, ERR_NOMEM, "no memory for the list of weights");
     s->weights[s->n_weights++] = w;
-    *out = w.value;
     return ERR_OK;
 }

@@ -284,9 +284,17 @@ int64_t opcase_row_to_try(const struct opcase *c, int64_t row)
     return row;
 }
 
+/* Rows that every row may read, whoever else is there. */
+static bool is_shared(const struct d0_value *v)
+{
+    return v->kind == D0_VALUE_INPUT && v->dtype == D0_F32 && v->dims[0] == D0_DIM_ROWS;
+}
+
 int opcase_alone(const struct opcase *c, int64_t row, struct opcase *out, struct err *e)
 {
     int64_t dims[D0_N_DIMS] = {1, 1, 1, c->dims[3]};
+    for (uint32_t i = 0; i < c->g->n_values; i++)
+        dims[2] = is_shared(&c->g->values[i]) ? c->dims[2] : dims[2];
     int rc = copy_case(c, dims, out, e);
     if (rc)
         return rc;
@@ -296,7 +304,7 @@ int opcase_alone(const struct opcase *c, int64_t row, struct opcase *out, struct
         const struct d0_value *v = &c->g->values[i];
         if (v->kind != D0_VALUE_INPUT)
             continue;
-        int64_t from = v->dims[0] == D0_DIM_SEQS ? seq : row;
+        int64_t from = v->dims[0] == D0_DIM_SEQS ? seq : is_shared(v) ? 0 : row;
         memcpy(out->data[i], (const char *)c->data[i] + (uint64_t)from * out->bytes[i], out->bytes[i]);
         if (v->role == D0_INPUT_SEQ_OF)
             memset(out->data[i], 0, out->bytes[i]);

@@ -64,6 +64,8 @@ void opshape_begin(struct opshape *s, uint32_t op, const struct optype *type);
 void opshape_rows(struct opshape *s, uint32_t i, int64_t width);   /* [T, width] float32 */
 void opshape_chosen(struct opshape *s, uint32_t i, int64_t width); /* [T, width] int32 */
 void opshape_ints(struct opshape *s, uint32_t i, uint32_t role, int64_t dim);
+/* int32 [dim, width] */
+void opshape_numbers(struct opshape *s, uint32_t i, uint32_t role, int64_t dim, int64_t width);
 /* A plain weight of the first n_dims (1, 2 or 3) sizes. */
 void opshape_weight(struct opshape *s, uint32_t i, uint32_t dtype, uint32_t n_dims, int64_t a, int64_t b,
                     int64_t c);
@@ -82,6 +84,7 @@ bool opshape_default_paged(unsigned i, struct opshape *s); /* opshape_paged.c */
 void opshape_bench_paged(struct opshape *s);
 bool opshape_default_fused(unsigned i, struct opshape *s);            /* opshape_fused.c */
 bool opshape_bench_fused(struct opshape *s, int64_t dims[D0_N_DIMS]); /* false: no fused operator */
+bool opshape_default_tower(unsigned i, struct opshape *s);            /* opshape_tower.c */
 #define OPSHAPE_TAILS 70 /* widths 1..70: every remainder of vectors of 4 to 64 elements */
 
 #define OPCASE_VALUES 16
@@ -173,6 +176,8 @@ bool opscale_delta(const struct opcase *c, struct opscale *s);
 bool opscale_pool_kv(const struct opcase *c, struct opscale *s);
 bool opscale_experts(const struct opcase *c, struct opscale *s);
 bool opscale_mix(const struct opcase *c, struct opscale *s);
+bool opscale_segments(const struct opcase *c, struct opscale *s);
+bool opscale_position_embed(const struct opcase *c, const struct opresult *ref, struct opscale *s);
 bool opscale_qkv(const struct opcase *c, struct opscale *s);
 bool opscale_gate_up(const struct opcase *c, struct opscale *s);
 bool opscale_norm_residual(const struct opcase *c, const struct opresult *ref, struct opscale *s);

@@ -508,7 +508,8 @@ static int fill_special(struct fill *f, struct err *e)
 static bool decides_by_exponential(uint32_t op)
 {
     return op == D0_OP_ATTENTION || op == D0_OP_GLU || op == D0_OP_ACT || op == D0_OP_MLA ||
-           op == D0_OP_POOL_ATTENTION || op == D0_OP_EXPERTS || op == D0_OP_GATE_UP;
+           op == D0_OP_POOL_ATTENTION || op == D0_OP_EXPERTS || op == D0_OP_GATE_UP ||
+           op == D0_OP_SEGMENT_ATTENTION;
 }
 
 /* Numbers of what was chosen: keys, blocks, entries. Ids of experts come with their weights. */
@@ -522,6 +523,19 @@ static void fill_choice(struct fill *f, uint32_t i)
         fill_chosen(f, i, value_of(f, 1)->dims[1], block ? block : 1, true);
     else if (s->node.op == D0_OP_MLA)
         fill_chosen(f, i, 1, 1, true);
+}
+
+/* Of each row some of the shared rows, in a run; the first row has all of them. */
+static void fill_spans(struct fill *f, uint32_t i)
+{
+    int32_t *span = f->c->data[f->c->in[i]];
+    const int64_t rows = f->c->dims[2];
+    for (int64_t t = 0; t < f->c->dims[0]; t++) {
+        const uint64_t from = rows ? rng_below(&f->rng, (uint64_t)rows) : 0;
+        span[2 * t] = (int32_t)(t ? from : 0);
+        span[2 * t + 1] =
+            (int32_t)(t && rows ? from + 1 + rng_below(&f->rng, (uint64_t)rows - from) : (uint64_t)rows);
+    }
 }
 
 int opfill_contents(struct fill *f, struct err *e)
@@ -544,6 +558,14 @@ int opfill_contents(struct fill *f, struct err *e)
             draw_ints(f, i, value_of(f, i == 3 ? 2 : 1)->dims[0], c->shape.node.op == D0_OP_EMBED);
         else if (v->role == D0_INPUT_ROWS)
             draw_ints(f, i, c->dims[0] ? c->dims[0] : 1, false);
+        else if (v->role == D0_INPUT_PLACES)
+            draw_ints(f, i, f->cls == OPCLASS_LARGE ? 1 << 20 : 4096, false);
+        else if (v->role == D0_INPUT_TABLE_ROWS)
+            draw_ints(f, i, value_of(f, 1)->dims[0], true);
+        else if (v->role == D0_INPUT_FEATURE_OF)
+            draw_ints(f, i, c->dims[2] ? c->dims[2] : 1, true);
+        else if (v->role == D0_INPUT_SPANS)
+            fill_spans(f, i);
         else if (v->role == D0_INPUT_HIDDEN)
             fill_choice(f, i);
     }

@@ -228,6 +228,10 @@ static bool scale_any(const struct opcase *c, const struct opresult *ref, struct
     case D0_OP_ATTENTION:
     case D0_OP_POOL_ATTENTION:
         return opscale_attention(c, s);
+    case D0_OP_SEGMENT_ATTENTION:
+        return opscale_segments(c, s);
+    case D0_OP_POSITION_EMBED:
+        return opscale_position_embed(c, ref, s);
     case D0_OP_MLA:
         return opscale_mla(c, ref, s);
     case D0_OP_EXPERTS:

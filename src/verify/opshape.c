@@ -191,6 +191,13 @@ void opshape_ints(struct opshape *s, uint32_t i, uint32_t role, int64_t dim)
         (struct d0_value){.kind = D0_VALUE_INPUT, .dtype = D0_I32, .role = role, .n_dims = 1, .dims = {dim}});
 }
 
+void opshape_numbers(struct opshape *s, uint32_t i, uint32_t role, int64_t dim, int64_t width)
+{
+    opshape_ints(s, i, role, dim);
+    s->in[i].n_dims = 2;
+    s->in[i].dims[1] = width;
+}
+
 void opshape_weight(struct opshape *s, uint32_t i, uint32_t dtype, uint32_t n_dims, int64_t a, int64_t b,
                     int64_t c)
 {
@@ -236,7 +243,8 @@ uint32_t opshape_any_type(unsigned i)
 bool opshape_default(uint32_t op, const struct optype *type, unsigned i, struct opshape *out)
 {
     opshape_begin(out, op, type);
-    return opshape_default_rows(i, out) || opshape_default_paged(i, out) || opshape_default_fused(i, out);
+    return opshape_default_rows(i, out) || opshape_default_paged(i, out) || opshape_default_fused(i, out) ||
+           opshape_default_tower(i, out);
 }
 
 /* ---- shapes of a model ---- */

@@ -178,7 +178,10 @@ static bool simple(unsigned i, struct opshape *s)
         return more;
     case D0_OP_GATHER_ROWS:
         opshape_rows(s, 0, k);
-        opshape_ints(s, 1, D0_INPUT_ROWS, D0_DIM_ROWS);
+        if (i % 3 == 1) /* several rows become one */
+            opshape_numbers(s, 1, D0_INPUT_ROWS, D0_DIM_ROWS, opshape_vary(i, 9, 1, 5));
+        else
+            opshape_ints(s, 1, D0_INPUT_ROWS, D0_DIM_ROWS);
         return more;
     case D0_OP_MUL:
         run = i % 3 ? 1 : opshape_vary(i, 4, 2, 70);
@@ -233,6 +236,14 @@ static bool rope(unsigned i, struct opshape *s)
         opshape_ints(s, 0, D0_INPUT_POSITIONS, D0_DIM_TOKENS);
         opshape_weight(s, 1, D0_F32, 1, width / 2, 0, 0);
         set_f(s, D0_ATTR_FACTOR, i % 6 == 5 ? 1.25 : 0);
+        if (i % 4 == 2) { /* time, height and width */
+            int64_t t = opshape_vary(i, 11, 0, width / 2), h = opshape_vary(i, 12, 0, width / 2 - t);
+            opshape_numbers(s, 0, D0_INPUT_PLACES, D0_DIM_TOKENS, 3);
+            set_i(s, D0_ATTR_SECTION_T, t);
+            set_i(s, D0_ATTR_SECTION_H, h);
+            set_i(s, D0_ATTR_SECTION_W, width / 2 - t - h);
+            set_i(s, D0_ATTR_INTERLEAVE, i / 4 % 2);
+        }
         return i < TAILS;
     }
     opshape_rows(s, 0, (1 + i % 3) * dim);
@@ -499,7 +510,7 @@ void opshape_bench(uint32_t op, const struct optype *type, struct opshape *out, 
     default:
         break;
     }
-    if (opshape_bench_fused(out, dims))
+    if (opshape_bench_fused(out, dims) || opshape_default_tower(OPSHAPE_TAILS + 3, out))
         return;
     struct opshape paged = *out;
     if (opshape_default_paged(0, &paged)) {

@@ -190,6 +190,7 @@ size_t kc_planted_experts(const struct kc_planted **out); /* kc_planted_experts.
 size_t kc_planted_rows(const struct kc_planted **out);
 size_t kc_planted_sparse(const struct kc_planted **out);
 size_t kc_planted_fused(const struct kc_planted **out); /* kc_fused.c */
+size_t kc_planted_tower(const struct kc_planted **out); /* kc_tower.c */
 size_t kc_planted_rounding(const struct kc_planted **out);
 
 /* ---- kc_planted_attention.c: X(operator, name of kc_bug_*, what is wrong) ---- */

@@ -163,7 +163,7 @@ static void check_operators(const struct options *o, struct tally *t)
 typedef size_t planted_table(const struct kc_planted **out);
 static planted_table *const planted_tables[] = {
     kc_planted,        kc_planted_experts, kc_planted_recurrent, kc_planted_rows,
-    kc_planted_sparse, kc_planted_fused,   kc_planted_rounding,
+    kc_planted_sparse, kc_planted_fused,   kc_planted_rounding,  kc_planted_tower,
 };
 
 static void check_planted(struct kc_checker *k, const struct options *o, planted_table *table,

@@ -22,8 +22,17 @@ void kc_make_ROPE_TABLE(struct kc_case *c, unsigned index)
                    : index < TAILS ? (int64_t)index + 1
                                    : kc_between(c, 1, 128),
             t = c->large ? 512 : kc_between(c, 0, 12);
-    int32_t *positions = kc_ints(c, 0, t, 1);
-    for (int64_t i = 0; i < t; i++)
+    const int64_t three = !c->large && kc_chance(c, 2) ? 3 : 1; /* t, h, w of a picture */
+    int32_t *positions = kc_ints(c, 0, t * three, three);
+    kc_dims(c, 0, three == 3 ? 2 : 1, (int64_t[]){t, three});
+    if (three == 3 && !kc_chance(c, 5)) {
+        int64_t at = kc_between(c, 0, half), h = kc_between(c, 0, half - at);
+        c->a.attr[D0_ATTR_SECTION_T].i = at;
+        c->a.attr[D0_ATTR_SECTION_H].i = h;
+        c->a.attr[D0_ATTR_SECTION_W].i = half - at - h;
+        c->a.attr[D0_ATTR_INTERLEAVE].i = kc_chance(c, 2);
+    }
+    for (int64_t i = 0; i < t * three; i++)
         positions[i] = (int32_t)kc_between(c, 0, kc_chance(c, 2) ? 100 : 1000000);
     kc_fill(c, 1, D0_F32, half, 0);
     float *inv_freq = c->in[1].data;
@@ -34,7 +43,30 @@ void kc_make_ROPE_TABLE(struct kc_case *c, unsigned index)
     c->a.k = t;
     c->a.factor = kc_chance(c, 2) ? 1 : kc_between(c, 0, 1) ? 0 : 1.25;
     c->moved = 8.0 * (double)(t * half);
-    snprintf(c->shape, sizeof c->shape, "T=%d D=%d factor=%g", (int)t, 2 * (int)half, c->a.factor);
+    snprintf(c->shape, sizeof c->shape, "T=%d D=%d factor=%g places=%d sections %d %d %d interleave %d",
+             (int)t, 2 * (int)half, c->a.factor, (int)three, (int)c->a.attr[D0_ATTR_SECTION_T].i,
+             (int)c->a.attr[D0_ATTR_SECTION_H].i, (int)c->a.attr[D0_ATTR_SECTION_W].i,
+             (int)c->a.attr[D0_ATTR_INTERLEAVE].i);
+}
+
+/* Which of t, h, w the angles [half] follow. Interleaved: every third angle from the second (third) on, as
+ * many as the section has. */
+static void angle_places(const struct kc_case *c, size_t half, uint8_t *which)
+{
+    const size_t t = (size_t)c->a.attr[D0_ATTR_SECTION_T].i, h = (size_t)c->a.attr[D0_ATTR_SECTION_H].i,
+                 w = (size_t)c->a.attr[D0_ATTR_SECTION_W].i;
+    memset(which, 0, half);
+    if (c->a.attr[D0_ATTR_INTERLEAVE].i) {
+        for (size_t i = 0; i < h && 3 * i + 1 < half; i++)
+            which[3 * i + 1] = 1;
+        for (size_t i = 0; i < w && 3 * i + 2 < half; i++)
+            which[3 * i + 2] = 2;
+        return;
+    }
+    for (size_t j = t; j < t + h; j++)
+        which[j] = 1;
+    for (size_t j = t + h; j < t + h + w; j++)
+        which[j] = 2;
 }
 
 void kc_judge_ROPE_TABLE(struct kc_case *c)
@@ -43,9 +75,13 @@ void kc_judge_ROPE_TABLE(struct kc_case *c)
     const float *inv_freq = c->in[1].data;
     size_t n = (size_t)c->a.n, half = n / 2;
     double factor = c->a.factor != 0 ? c->a.factor : 1;
+    const size_t three = c->a.in_dims[0][1] == 3 ? 3 : 1;
+    uint8_t which[128];
+    angle_places(c, half, which);
     kc_judge_begin(c);
     for (size_t i = 0; i < kc_outputs(c, 0); i++) {
-        double angle = (double)((float)positions[i / n] * inv_freq[i % half]);
+        int32_t p = positions[i / n * three + (three == 3 ? which[i % half] : 0)];
+        double angle = (double)((float)p * inv_freq[i % half]);
         c->want[0][i] = factor * (i % n < half ? cos(angle) : sin(angle));
         c->scale[0][i] = fabs(factor);
     }

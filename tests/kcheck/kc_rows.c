@@ -38,22 +38,22 @@ void kc_make_EMBED(struct kc_case *c, unsigned index)
     snprintf(c->shape, sizeof c->shape, "T=%d V=%d H=%d", (int)t, (int)vocab, (int)h);
 }
 
-static void judge_row_copy(struct kc_case *c, unsigned ints, unsigned rows, int64_t n_rows)
+/* Rows of `width` values behind each other, as the numbers say. */
+static void judge_row_copy(struct kc_case *c, unsigned ints, unsigned rows, int64_t n_rows, size_t width)
 {
     const int32_t *at = c->in[ints].data;
     kc_judge_begin(c);
     for (size_t i = 0; i < kc_outputs(c, 0); i++) {
-        int32_t row = at[i / (size_t)c->a.n];
+        int32_t row = at[i / width];
         bool good = row >= 0 && row < n_rows;
-        c->want[0][i] =
-            good ? kc_at(c, rows, (size_t)row * (size_t)c->a.n + i % (size_t)c->a.n) : (double)NAN;
+        c->want[0][i] = good ? kc_at(c, rows, (size_t)row * width + i % width) : (double)NAN;
         c->scale[0][i] = fabs(c->want[0][i]);
     }
 }
 
 void kc_judge_EMBED(struct kc_case *c)
 {
-    judge_row_copy(c, 0, 1, c->a.vocab);
+    judge_row_copy(c, 0, 1, c->a.vocab, (size_t)c->a.n);
 }
 
 const unsigned kc_cases_GATHER_ROWS = 120;
@@ -61,23 +61,25 @@ const unsigned kc_cases_GATHER_ROWS = 120;
 void kc_make_GATHER_ROWS(struct kc_case *c, unsigned index)
 {
     int64_t k = c->large ? 4096 : width_of(c, index, 600), t = c->large ? 512 : kc_between(c, 1, 20),
-            r = c->large ? 512 : kc_between(c, 0, 20);
+            r = c->large ? 512 : kc_between(c, 0, 20),
+            m = c->large || kc_chance(c, 2) ? 1 : kc_between(c, 1, 5); /* rows that become one */
     kc_fill(c, 0, D0_F32, t * k, 0);
-    int32_t *rows = kc_ints(c, 1, r, 1);
-    for (int64_t i = 0; i < r; i++)
+    int32_t *rows = kc_ints(c, 1, r * m, m);
+    for (int64_t i = 0; i < r * m; i++)
         rows[i] = some_index(c, t);
-    kc_output(c, r, k);
+    kc_dims(c, 1, m > 1 ? 2 : 1, (int64_t[]){r, m});
+    kc_output(c, r, m * k);
     c->a.tokens = t;
     c->a.rows = r;
     c->a.k = k;
     c->a.source_rows = t;
     c->moved = 8 * (double)(r * k);
-    snprintf(c->shape, sizeof c->shape, "T=%d R=%d K=%d", (int)t, (int)r, (int)k);
+    snprintf(c->shape, sizeof c->shape, "T=%d R=%d K=%d m=%d", (int)t, (int)r, (int)k, (int)m);
 }
 
 void kc_judge_GATHER_ROWS(struct kc_case *c)
 {
-    judge_row_copy(c, 1, 0, c->a.source_rows);
+    judge_row_copy(c, 1, 0, c->a.source_rows, (size_t)c->a.k);
 }
 
 /* ---- linear ---- */

@@ -8,17 +8,31 @@
 #include "kern/ref/ref.h"
 #include "kern/ref/ref_keys.h"
 
+/* Which of t, h, w (0, 1, 2) angle j follows. */
+static unsigned place_of_angle(const struct kern_args *a, size_t j)
+{
+    const int64_t t = a->attr[D0_ATTR_SECTION_T].i, h = a->attr[D0_ATTR_SECTION_H].i,
+                  w = a->attr[D0_ATTR_SECTION_W].i, at = (int64_t)j;
+    if (a->attr[D0_ATTR_INTERLEAVE].i)
+        return at % 3 == 1 && at < 3 * h ? 1 : at % 3 == 2 && at < 3 * w ? 2 : 0;
+    if (t + h + w == 0 || at < t)
+        return 0;
+    return at < t + h ? 1 : 2;
+}
+
 void ref_rope_table(const struct kern_args *a, size_t first, size_t last, unsigned thread)
 {
     (void)thread;
-    const int32_t *positions = a->in[0]; /* [T] */
+    const size_t three = a->in_dims[0][1] == 3 ? 3 : 1;
+    const int32_t *positions = a->in[0]; /* [T] or [T, 3] */
     const float *inv_freq = a->in[1];    /* [n / 2] */
     float *out = a->out[0];              /* [T, n]: cosines, then sines */
     size_t half = (size_t)a->n / 2;
     float factor = a->factor != 0 ? (float)a->factor : 1.0f;
     for (size_t t = first; t < last; t++)
         for (size_t j = 0; j < half; j++) {
-            float angle = (float)positions[t] * inv_freq[j];
+            int32_t p = positions[three * t + (three == 3 ? place_of_angle(a, j) : 0)];
+            float angle = (float)p * inv_freq[j];
             out[t * 2 * half + j] = cosf(angle) * factor;
             out[t * 2 * half + half + j] = sinf(angle) * factor;
         }

@@ -130,15 +130,15 @@ void ref_add(const struct kern_args *a, size_t first, size_t last, unsigned thre
 void ref_gather_rows(const struct kern_args *a, size_t first, size_t last, unsigned thread)
 {
     (void)thread;
-    const float *x = a->in[0];      /* [source_rows, n] */
-    const int32_t *rows = a->in[1]; /* [n_rows] */
-    float *out = a->out[0];         /* [n_rows, n] */
-    size_t n = (size_t)a->n;
-    for (size_t r = first; r < last; r++) {
+    const float *x = a->in[0];      /* [source_rows, k] */
+    const int32_t *rows = a->in[1]; /* [n_rows, m] */
+    float *out = a->out[0];         /* [n_rows, m * k] */
+    size_t m = a->in_dims[1][1] > 1 ? (size_t)a->in_dims[1][1] : 1, k = (size_t)a->n / m;
+    for (size_t r = first * m; r < last * m; r++) {
         if (rows[r] >= 0 && rows[r] < a->source_rows)
-            memcpy(out + r * n, x + (size_t)rows[r] * n, n * sizeof *out);
+            memcpy(out + r * k, x + (size_t)rows[r] * k, k * sizeof *out);
         else
-            for (size_t i = 0; i < n; i++)
-                out[r * n + i] = NAN;
+            for (size_t i = 0; i < k; i++)
+                out[r * k + i] = NAN;
     }
 }

@@ -102,6 +102,10 @@ static const struct kern_variant variants[] = {
     {D0_OP_SHORT_CONV, 0, KERN_REF, "ref_short_conv", ref_short_conv, kern_items_columns, 64, NULL},
     {D0_OP_DELTA_RULE, 0, KERN_REF, "ref_delta_rule", ref_delta_rule, ref_items_value_heads, 1,
      ref_delta_scratch},
+    {D0_OP_SEGMENT_ATTENTION, 0, KERN_REF, "ref_segment_attention", ref_segment_attention, kern_items_heads,
+     1, ref_segment_attention_scratch},
+    {D0_OP_POSITION_EMBED, 0, KERN_REF, "ref_position_embed", ref_position_embed, kern_items_rows, 4, NULL},
+    {D0_OP_SCATTER_ROWS, 0, KERN_REF, "ref_scatter_rows", ref_scatter_rows, kern_items_rows, 4, NULL},
     FUSED_VARIANTS(KERN_REF),
 };
 

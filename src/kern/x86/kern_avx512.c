@@ -26,4 +26,5 @@
 #include "kern/x86/norms_tmpl.h"
 #include "kern/x86/recurrent_tmpl.h"
 #include "kern/x86/delta_chunk_tmpl.h"
+#include "kern/x86/tower_tmpl.h"
 #include "kern/x86/table_tmpl.h"

@@ -86,6 +86,8 @@ static const struct kern_variant NAME(variants)[] = {
     GROUP_LINEAR(D0_U4, u4),
     VARIANT(SHORT_CONV, 0, short_conv, kern_items_columns, 64, NAME(conv_scratch)),
     VARIANT(DELTA_RULE, 0, delta_rule, ref_items_value_heads, 1, NAME(delta_scratch)),
+    VARIANT(SEGMENT_ATTENTION, 0, segment_attention, kern_items_heads, 1, NAME(segment_attention_scratch)),
+    VARIANT(POSITION_EMBED, 0, position_embed, kern_items_rows, 4, NULL),
     FUSED_VARIANTS(ISA),
 };
 
