@@ -73,7 +73,7 @@ if [ -n "$plugin" ]; then
     same "a wrong fused kernel: one that the device does not run is off" "$(fusion norm_rope_store on)" false
     same "a wrong fused kernel: the others are on" "$(fusion gate_up on)" true
     for key in numerics text service; do row "a wrong fused kernel" $key passed; done
-    says "a wrong fused kernel: the service runs without it" 'fusions: qkv,gate_up$' "$report/service.log"
+    says "a wrong fused kernel: the service runs without it" 'fusions: qkv,gate_up;' "$report/service.log"
     says "a wrong fused kernel: the page says so" 'norm_residual</td>.*</i>failed</span>' "$report/index.html"
 else
     skip "a wrong fused kernel" "the plugin was not built"
