@@ -370,12 +370,14 @@ static void long_calls_are_text(void **state)
     struct fixture *f = *state;
     struct output_rules *r = rules_of(f, "hermes", NULL);
     size_t n = (1u << 20) + 4000;
-    char *text = malloc(n + 64);
-    assert_non_null(text);
-    int head = sprintf(text, "<tool_call>{\"name\":\"f\",\"arguments\":{\"a\":\"");
-    memset(text + head, 'x', n);
-    strcpy(text + head + n, "\"}}</tool_call>");
-    n = strlen(text);
+    struct strbuf b = STRBUF_INIT;
+    strbuf_puts(&b, "<tool_call>{\"name\":\"f\",\"arguments\":{\"a\":\"");
+    for (size_t i = 0; i < n; i++)
+        strbuf_putc(&b, 'x');
+    strbuf_puts(&b, "\"}}</tool_call>");
+    assert_false(strbuf_failed(&b));
+    n = b.len;
+    char *text = strbuf_detach(&b);
     struct event_log whole = {0}, cut = {0};
     size_t cuts[] = {1000, 500000, 1u << 20, (1u << 20) + 100, (1u << 20) + 700, n - 3};
     struct output_counts c = run_cut(f, r, "", 0, text, n, NULL, 0, &whole);
