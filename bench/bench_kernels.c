@@ -5,134 +5,20 @@
  * medians of ratios over rounds, since the bandwidth of shared machines changes within seconds, and the best
  * of all rounds over the best limit, for machines that others use meanwhile. With one thread only its own
  * processor time counts. First of all both forms of the operators that have two, in turn.
- * usage: bench_kernels [THREADS] [ROUNDS] [ISA] [forms|linear]]: only these
+ * usage: bench_kernels [THREADS] [ROUNDS] [ISA] [forms|linear]: only these]
  */
-#include <immintrin.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <time.h>
 
 #include "base/hash.h"
 #include "base/thread.h"
 #include "kern/kern.h"
+#include "limits.h"
 
-#define BUFFER_BYTES  ((size_t)512 << 20)
 #define MAX_ROUNDS    64
 #define SCRATCH_BYTES ((size_t)8 << 20) /* of one thread */
-
-struct machine {
-    struct pool *pool;
-    unsigned char *buffer; /* BUFFER_BYTES: read for bandwidth, sliced for weights */
-    double sums[64 * 16];
-};
-
-/* With one thread its processor time, in which others do not count; else the clock on the wall. */
-static uint64_t now_ns(const struct machine *m)
-{
-    struct timespec t;
-    if (pool_threads(m->pool) > 1 || clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t) != 0)
-        return clock_ns();
-    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
-}
-
-__attribute__((target("avx2"))) static void read_range(void *context, size_t first, size_t last,
-                                                       unsigned thread)
-{
-    struct machine *m = context;
-    __m256i a = _mm256_setzero_si256(), b = a, c = a, d = a;
-    for (size_t i = first; i + 128 <= last; i += 128) {
-        a = _mm256_xor_si256(a, _mm256_load_si256((const __m256i *)(m->buffer + i)));
-        b = _mm256_xor_si256(b, _mm256_load_si256((const __m256i *)(m->buffer + i + 32)));
-        c = _mm256_xor_si256(c, _mm256_load_si256((const __m256i *)(m->buffer + i + 64)));
-        d = _mm256_xor_si256(d, _mm256_load_si256((const __m256i *)(m->buffer + i + 96)));
-    }
-    a = _mm256_xor_si256(_mm256_xor_si256(a, b), _mm256_xor_si256(c, d));
-    m->sums[thread * 16] += (double)_mm256_extract_epi32(a, 0);
-}
-
-/* GB/s of reading the buffer once */
-static double measure_read(struct machine *m)
-{
-    uint64_t t = now_ns(m);
-    pool_run(m->pool, BUFFER_BYTES, 1 << 20, read_range, m);
-    return (double)BUFFER_BYTES / (double)(now_ns(m) - t);
-}
-
-/* The chains must be registers: unrolled, or the loop would measure memory. */
-#if defined(__clang__)
-#define UNROLL _Pragma("unroll")
-#else
-#define UNROLL _Pragma("GCC unroll 12")
-#endif
-#define FMA_LOOPS 400000
-
-__attribute__((target("avx512f"))) static void fma_512(void *context, size_t first, size_t last,
-                                                       unsigned thread)
-{
-    struct machine *m = context;
-    __m512 x[12], a = _mm512_set1_ps(0.999f), b = _mm512_set1_ps(1e-3f);
-    for (int j = 0; j < 12; j++)
-        x[j] = _mm512_set1_ps((float)(j + (int)first));
-    for (size_t i = 0; i < FMA_LOOPS; i++)
-        UNROLL for (int j = 0; j < 12; j++) x[j] = _mm512_fmadd_ps(x[j], a, b);
-    for (int j = 0; j < 12; j++)
-        m->sums[thread * 16] += (double)_mm512_reduce_add_ps(x[j]) + (double)last;
-}
-
-__attribute__((target("avx2,fma"))) static void fma_256(void *context, size_t first, size_t last,
-                                                        unsigned thread)
-{
-    struct machine *m = context;
-    __m256 x[12], a = _mm256_set1_ps(0.999f), b = _mm256_set1_ps(1e-3f);
-    for (int j = 0; j < 12; j++)
-        x[j] = _mm256_set1_ps((float)(j + (int)first));
-    for (size_t i = 0; i < FMA_LOOPS; i++)
-        UNROLL for (int j = 0; j < 12; j++) x[j] = _mm256_fmadd_ps(x[j], a, b);
-    for (int j = 0; j < 12; j++)
-        m->sums[thread * 16] += (double)_mm256_cvtss_f32(x[j]) + (double)last;
-}
-
-/* GFLOP/s of independent fused multiply-adds on every thread */
-static double measure_fma(struct machine *m, enum kern_isa isa)
-{
-    unsigned n = pool_threads(m->pool);
-    uint64_t t = now_ns(m);
-    pool_run(m->pool, n, 1, isa >= KERN_AVX512 ? fma_512 : fma_256, m);
-    double lanes = isa >= KERN_AVX512 ? 16 : 8;
-    return 2.0 * 12 * lanes * FMA_LOOPS * n / (double)(now_ns(m) - t);
-}
-
-/* GFLOP/s of independent products of pairs on every thread: 24 chains, as many as a tile has */
-#define PAIRS_8(DO, i)  DO(i) DO(i + 1) DO(i + 2) DO(i + 3) DO(i + 4) DO(i + 5) DO(i + 6) DO(i + 7)
-#define PAIR_CHAINS(DO) PAIRS_8(DO, 0) PAIRS_8(DO, 8) PAIRS_8(DO, 16)
-__attribute__((target("avx512f,avx512bf16"))) static void pairs_512(void *context, size_t first, size_t last,
-                                                                    unsigned thread)
-{
-    struct machine *m = context;
-    __m512 x[24];
-    __m512i a = _mm512_set1_epi32((int)(0x3f7f3f7f + first)), b = _mm512_set1_epi32(0x3a833a83);
-#define BEGIN(i) x[i] = _mm512_set1_ps((float)(i));
-#define STEP(i)  x[i] = _mm512_dpbf16_ps(x[i], (__m512bh)a, (__m512bh)b);
-#define PIN(i)   __asm__("" : "+v"(x[i]));
-    PAIR_CHAINS(BEGIN)
-    for (size_t i = 0; i < FMA_LOOPS; i++) {
-        PAIR_CHAINS(STEP)
-        PAIR_CHAINS(PIN)
-    }
-    for (int j = 0; j < 24; j++)
-        m->sums[thread * 16] += (double)_mm512_reduce_add_ps(x[j]) + (double)last;
-}
-
-static double measure_pairs(struct machine *m)
-{
-    unsigned n = pool_threads(m->pool);
-    uint64_t t = now_ns(m);
-    pool_run(m->pool, n, 1, pairs_512, m);
-    return 4.0 * 24 * 16 * FMA_LOOPS * n / (double)(now_ns(m) - t);
-}
 
 struct shape {
     int64_t m, n, k, segments;
@@ -152,11 +38,11 @@ static void run_items(void *context, size_t first, size_t last, unsigned thread)
 }
 
 /* One run of the kernel on weights that no cache holds (the slice moves through the buffer). Seconds. */
-static double measure_linear(struct machine *m, enum kern_isa isa, const struct shape *s, float *x,
-                             float *out, void *scratch, void *shared, size_t at)
+static double measure_linear(struct limits *m, enum kern_isa isa, const struct shape *s, float *x, float *out,
+                             void *scratch, void *shared, size_t at)
 {
     size_t bytes = (size_t)(s->n * s->k) * (s->dtype == D0_F32 ? 4 : 2);
-    size_t slots = BUFFER_BYTES / bytes;
+    size_t slots = m->bytes / bytes;
     struct job j = {.v = kern_pick_rounded(D0_OP_LINEAR, s->dtype, s->x_format, isa)};
     j.args = (struct kern_args){.in = {x, m->buffer + at % slots * bytes},
                                 .out = {out},
@@ -172,10 +58,10 @@ static double measure_linear(struct machine *m, enum kern_isa isa, const struct 
     j.args.attr[D0_ATTR_X_FORMAT].i = s->x_format;
     if (j.v->scratch && j.v->scratch(&j.args) > SCRATCH_BYTES)
         return NAN;
-    uint64_t t = now_ns(m);
+    uint64_t t = limits_now_ns(m);
     for (j.args.phase = 0; j.args.phase < kern_phases(j.v); j.args.phase++)
         pool_run(m->pool, j.v->items(&j.args), j.v->grain, run_items, &j);
-    return (double)(now_ns(m) - t) * 1e-9;
+    return (double)(limits_now_ns(m) - t) * 1e-9;
 }
 
 /* ---- experts ---- */
@@ -213,12 +99,12 @@ static void choose(const struct moe_shape *s, struct moe_memory *y, uint64_t see
 }
 
 /* As measure_linear. *bytes: of the experts that somebody chose. Seconds. */
-static double measure_experts(struct machine *m, enum kern_isa isa, const struct moe_shape *s,
+static double measure_experts(struct limits *m, enum kern_isa isa, const struct moe_shape *s,
                               struct moe_memory *y, size_t at, double *bytes)
 {
     size_t one = (size_t)(s->d * s->inter) * (s->dtype == D0_F32 ? 4 : 2), all = one * (size_t)s->n * 3;
     bool chosen[64] = {false}, fused = s->layout != 0;
-    unsigned char *w = m->buffer + at % (BUFFER_BYTES / all) * all;
+    unsigned char *w = m->buffer + at % (m->bytes / all) * all;
     choose(s, y, at);
     *bytes = 0;
     for (int64_t i = 0; i < s->t * s->slots; i++) {
@@ -244,10 +130,10 @@ static double measure_experts(struct machine *m, enum kern_isa isa, const struct
     j.args.attr[D0_ATTR_FORM].i = s->form;
     if (j.v->scratch(&j.args) > SCRATCH_BYTES || j.v->shared(&j.args) > y->shared_bytes)
         return NAN;
-    uint64_t t = now_ns(m);
+    uint64_t t = limits_now_ns(m);
     for (j.args.phase = 0; j.args.phase < kern_phases(j.v); j.args.phase++)
         pool_run(m->pool, j.v->items(&j.args), j.v->grain, run_items, &j);
-    return (double)(now_ns(m) - t) * 1e-9;
+    return (double)(limits_now_ns(m) - t) * 1e-9;
 }
 
 static int by_value(const void *a, const void *b)
@@ -296,15 +182,15 @@ static const struct shape shapes[] = {
 };
 #define N_SHAPES (sizeof shapes / sizeof shapes[0])
 
-static void fill(struct machine *m)
+static void fill(struct limits *m)
 {
     uint16_t *w = (uint16_t *)m->buffer; /* bf16 values near 1/64, also sane as float32 pairs */
-    for (size_t i = 0; i < BUFFER_BYTES / 2; i++)
+    for (size_t i = 0; i < m->bytes / 2; i++)
         w[i] = (uint16_t)(0x3C80 | (i * 2654435761u >> 25 & 0x807F));
 }
 
 /* The experts, rounds of their own: ratios to the limits of the same round. */
-static void experts_table(struct machine *m, enum kern_isa isa, int rounds, struct moe_memory *y)
+static void experts_table(struct limits *m, enum kern_isa isa, int rounds, struct moe_memory *y)
 {
     double of_read[N_MOE][MAX_ROUNDS], of_peak[N_MOE][MAX_ROUNDS], gbs[N_MOE][MAX_ROUNDS],
         gf[N_MOE][MAX_ROUNDS];
@@ -312,7 +198,7 @@ static void experts_table(struct machine *m, enum kern_isa isa, int rounds, stru
     for (int r = 0; r < rounds; r++)
         for (size_t i = 0; i < N_MOE; i++) {
             const struct moe_shape *s = &moe_shapes[i];
-            double bytes, peak = measure_fma(m, isa), read = measure_read(m),
+            double bytes, peak = limits_fma(m, isa >= KERN_AVX512), read = limits_read(m),
                           t = measure_experts(m, isa, s, y, (size_t)r * 7 + i, &bytes);
             peak_best = peak > peak_best ? peak : peak_best;
             read_best = read > read_best ? read : read_best;
@@ -369,37 +255,37 @@ struct form_memory {
     struct moe_memory *moe;
 };
 
-static double run_job(struct machine *m, struct job *j)
+static double run_job(struct limits *m, struct job *j)
 {
     if (j->v->scratch && j->v->scratch(&j->args) > SCRATCH_BYTES)
         return (double)NAN;
-    uint64_t t = now_ns(m);
+    uint64_t t = limits_now_ns(m);
     pool_run(m->pool, j->v->items(&j->args), j->v->grain, run_items, j);
-    return (double)(now_ns(m) - t) * 1e-9;
+    return (double)(limits_now_ns(m) - t) * 1e-9;
 }
 
-static double measure_mla(struct machine *m, enum kern_isa isa, const struct form_shape *s,
+static double measure_mla(struct limits *m, enum kern_isa isa, const struct form_shape *s,
                           struct form_memory *y, int64_t form)
 {
     const int64_t width = MLA_LATENT + MLA_ROPE, pages = MLA_POSITIONS / MLA_PAGE, rows = MLA_HEADS * MLA_DIM;
     struct job j = {.v = kern_pick(D0_OP_MLA, D0_BF16, isa)};
-    j.args = (struct kern_args){.in = {y->q, m->buffer, m->buffer + (BUFFER_BYTES >> 1),
-                                       y->positions + s->before, y->seq_of, y->table},
-                                .out = {y->out},
-                                .in_dtype = {D0_F32, D0_BF16, D0_BF16, D0_I32, D0_I32, D0_I32},
-                                .in_dims = {{s->t, rows + MLA_HEADS * MLA_ROPE, 1, 1},
-                                            {pages, 1, MLA_PAGE, width},
-                                            {2 * rows, MLA_LATENT, 1, 1},
-                                            [5] = {1, pages, 1, 1}},
-                                .tokens = s->t,
-                                .seqs = 1,
-                                .n_rows = s->t,
-                                .table = pages,
-                                .heads = MLA_HEADS,
-                                .v_dim = MLA_DIM,
-                                .scale = 0.07,
-                                .scratch = y->moe->scratch,
-                                .scratch_bytes = SCRATCH_BYTES};
+    j.args = (struct kern_args){
+        .in = {y->q, m->buffer, m->buffer + (m->bytes >> 1), y->positions + s->before, y->seq_of, y->table},
+        .out = {y->out},
+        .in_dtype = {D0_F32, D0_BF16, D0_BF16, D0_I32, D0_I32, D0_I32},
+        .in_dims = {{s->t, rows + MLA_HEADS * MLA_ROPE, 1, 1},
+                    {pages, 1, MLA_PAGE, width},
+                    {2 * rows, MLA_LATENT, 1, 1},
+                    [5] = {1, pages, 1, 1}},
+        .tokens = s->t,
+        .seqs = 1,
+        .n_rows = s->t,
+        .table = pages,
+        .heads = MLA_HEADS,
+        .v_dim = MLA_DIM,
+        .scale = 0.07,
+        .scratch = y->moe->scratch,
+        .scratch_bytes = SCRATCH_BYTES};
     j.args.attr[D0_ATTR_NOPE].i = MLA_DIM;
     j.args.attr[D0_ATTR_ROPE].i = MLA_ROPE;
     j.args.attr[D0_ATTR_LATENT].i = MLA_LATENT;
@@ -407,7 +293,7 @@ static double measure_mla(struct machine *m, enum kern_isa isa, const struct for
     return run_job(m, &j);
 }
 
-static double measure_delta(struct machine *m, enum kern_isa isa, const struct form_shape *s,
+static double measure_delta(struct limits *m, enum kern_isa isa, const struct form_shape *s,
                             struct form_memory *y, int64_t form)
 {
     const int64_t width = DELTA_HEADS * DELTA_DIM;
@@ -434,7 +320,7 @@ static double measure_delta(struct machine *m, enum kern_isa isa, const struct f
     return run_job(m, &j);
 }
 
-static double measure_form(struct machine *m, enum kern_isa isa, const struct form_shape *s,
+static double measure_form(struct limits *m, enum kern_isa isa, const struct form_shape *s,
                            struct form_memory *y, int64_t form, size_t at)
 {
     struct moe_shape e = {s->t, 1024, 512, 32, 8, 0, 0, D0_BF16, form};
@@ -468,7 +354,7 @@ static bool form_memory_open(struct form_memory *y, struct moe_memory *moe)
 }
 
 /* Form 0, then form 1, in each round; how much faster the second is. */
-static void forms_table(struct machine *m, enum kern_isa isa, int rounds, struct moe_memory *moe)
+static void forms_table(struct limits *m, enum kern_isa isa, int rounds, struct moe_memory *moe)
 {
     struct form_memory y = {0};
     if (!form_memory_open(&y, moe))
@@ -506,23 +392,21 @@ int main(int argc, char **argv)
     threads = threads ? threads : 1;
     int rounds = argc > 2 ? (int)strtol(argv[2], NULL, 10) : 9;
     rounds = rounds < 1 ? 1 : rounds > MAX_ROUNDS ? MAX_ROUNDS : rounds;
-    struct machine m = {0};
+    struct limits m;
     struct err e = {0};
     enum kern_isa isa = kern_isa_best();
     if (argc > 3 && (kern_isa_parse(argv[3], &isa) != ERR_OK || !kern_isa_available(isa)))
         return 2;
-    if (isa == KERN_REF || pool_open(&m.pool, threads, &e) != ERR_OK)
+    if (isa == KERN_REF || limits_open(&m, threads, &e) != ERR_OK)
         return 3;
-    m.buffer = mmap(NULL, BUFFER_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     float *x = aligned_alloc(64, 512 * 4096 * 4), *out = aligned_alloc(64, 512 * 8192 * 4);
     void *scratch = aligned_alloc(64, threads * SCRATCH_BYTES);
     struct moe_memory moe = {.x = x, .out = out, .scratch = scratch, .shared_bytes = (size_t)32 << 20};
     moe.ids = malloc(512 * 8 * sizeof *moe.ids);
     moe.weights = malloc(512 * 8 * sizeof *moe.weights);
     moe.shared = aligned_alloc(64, moe.shared_bytes);
-    if (m.buffer == MAP_FAILED || !x || !out || !scratch || !moe.ids || !moe.weights || !moe.shared)
+    if (!x || !out || !scratch || !moe.ids || !moe.weights || !moe.shared)
         return 3;
-    madvise(m.buffer, BUFFER_BYTES, MADV_HUGEPAGE);
     fill(&m);
     for (size_t i = 0; i < 512 * 4096; i++)
         x[i] = (float)(rng_f64(1, i) - 0.5);
@@ -533,18 +417,18 @@ int main(int argc, char **argv)
     if (strcmp(only, "linear") != 0)
         forms_table(&m, isa, rounds, &moe);
     if (strcmp(only, "forms") == 0) {
-        pool_close(m.pool);
+        limits_close(&m);
         return 0;
     }
     if (strcmp(only, "linear") != 0)
         experts_table(&m, isa, rounds, &moe);
     for (int r = 0; r < rounds; r++) {
-        peaks[r] = measure_fma(&m, isa);
-        pairs[r] = isa == KERN_AVX512BF16 ? measure_pairs(&m) : peaks[r];
-        reads[r] = measure_read(&m);
+        peaks[r] = limits_fma(&m, isa >= KERN_AVX512);
+        pairs[r] = isa == KERN_AVX512BF16 ? limits_bf16(&m) : peaks[r];
+        reads[r] = limits_read(&m);
         for (size_t i = 0; i < N_SHAPES; i++) {
             const struct shape *s = &shapes[i];
-            double read = measure_read(&m);
+            double read = limits_read(&m);
             reads[r] = read > reads[r] ? read : reads[r];
             double t = measure_linear(&m, isa, s, x, out, scratch, moe.shared, (size_t)r * 7 + i);
             gbs[i][r] = (double)(s->n * s->k) * (s->dtype == D0_F32 ? 4 : 2) / t * 1e-9;
@@ -573,6 +457,6 @@ int main(int argc, char **argv)
                100 * median(of_read[i], rounds), flops, 100 * median(of_peak[i], rounds),
                100 * best(gbs[i], rounds) / read, 100 * best(gf[i], rounds) / (s->x_format ? pair : peak));
     }
-    pool_close(m.pool);
+    limits_close(&m);
     return 0;
 }

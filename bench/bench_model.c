@@ -162,7 +162,7 @@ static int run_round(struct bench *b, const struct reading *r, struct round *x, 
     x->read = limits_read(b->l);
     for (uint32_t t = 0; t < N_TYPES; t++)
         x->values[t] = r->bytes[t] > 0 ? limits_values(b->l, t) : NAN;
-    x->fma = limits_fma(b->l);
+    x->fma = limits_fma(b->l, limits_wide());
     x->bf16 = limits_bf16(b->l);
     int rc = measure(b, 1, SHORT, NEW_TOKENS, &x->one, NULL, e);
     if (rc == ERR_OK)

@@ -106,27 +106,37 @@ __attribute__((target("avx2,fma"))) static void fma_256(void *context, size_t fi
         l->sums[thread * 16] += (double)_mm256_cvtss_f32(x[j]) + (double)last;
 }
 
-double limits_fma(struct limits *l)
+bool limits_wide(void)
 {
-    const bool wide = __builtin_cpu_supports("avx512f");
+    return __builtin_cpu_supports("avx512f");
+}
+
+double limits_fma(struct limits *l, bool wide)
+{
     const unsigned n = pool_threads(l->pool);
     uint64_t t = limits_now_ns(l);
     pool_run(l->pool, n, 1, wide ? fma_512 : fma_256, l);
     return 2.0 * 12 * (wide ? 16 : 8) * FMA_LOOPS * n / (double)(limits_now_ns(l) - t);
 }
 
-__attribute__((target("avx512f,avx512bw,avx512vl,avx512bf16"))) static void
-dot_bf16(void *context, size_t first, size_t last, unsigned thread)
+/* 24 chains, as many as a tile of the kernels has, each held in its register */
+#define PAIRS_8(DO, i)  DO(i) DO(i + 1) DO(i + 2) DO(i + 3) DO(i + 4) DO(i + 5) DO(i + 6) DO(i + 7)
+#define PAIR_CHAINS(DO) PAIRS_8(DO, 0) PAIRS_8(DO, 8) PAIRS_8(DO, 16)
+__attribute__((target("avx512f,avx512bf16"))) static void pairs_512(void *context, size_t first, size_t last,
+                                                                    unsigned thread)
 {
     struct limits *l = context;
-    __m512 x[12];
-    const __m512bh a = _mm512_cvtne2ps_pbh(_mm512_set1_ps(0.5f), _mm512_set1_ps(0.25f)),
-                   b = _mm512_cvtne2ps_pbh(_mm512_set1_ps(1e-3f), _mm512_set1_ps(-1e-3f));
-    for (int j = 0; j < 12; j++)
-        x[j] = _mm512_set1_ps((float)(j + (int)first));
-    for (size_t i = 0; i < FMA_LOOPS; i++)
-        UNROLL for (int j = 0; j < 12; j++) x[j] = _mm512_dpbf16_ps(x[j], a, b);
-    for (int j = 0; j < 12; j++)
+    __m512 x[24];
+    __m512i a = _mm512_set1_epi32((int)(0x3f7f3f7f + first)), b = _mm512_set1_epi32(0x3a833a83);
+#define BEGIN(i) x[i] = _mm512_set1_ps((float)(i));
+#define STEP(i)  x[i] = _mm512_dpbf16_ps(x[i], (__m512bh)a, (__m512bh)b);
+#define PIN(i)   __asm__("" : "+v"(x[i]));
+    PAIR_CHAINS(BEGIN)
+    for (size_t i = 0; i < FMA_LOOPS; i++) {
+        PAIR_CHAINS(STEP)
+        PAIR_CHAINS(PIN)
+    }
+    for (int j = 0; j < 24; j++)
         l->sums[thread * 16] += (double)_mm512_reduce_add_ps(x[j]) + (double)last;
 }
 
@@ -136,8 +146,8 @@ double limits_bf16(struct limits *l)
     if (!__builtin_cpu_supports("avx512bf16"))
         return NAN;
     uint64_t t = limits_now_ns(l);
-    pool_run(l->pool, n, 1, dot_bf16, l);
-    return 2.0 * 12 * 32 * FMA_LOOPS * n / (double)(limits_now_ns(l) - t);
+    pool_run(l->pool, n, 1, pairs_512, l);
+    return 4.0 * 24 * 16 * FMA_LOOPS * n / (double)(limits_now_ns(l) - t);
 }
 
 /* ---- codes ---- */

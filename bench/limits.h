@@ -6,6 +6,7 @@
 #ifndef BENCH_LIMITS_H
 #define BENCH_LIMITS_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -24,9 +25,10 @@ void limits_close(struct limits *l);
 /* With one thread its processor time, in which others do not count; else the clock on the wall. */
 uint64_t limits_now_ns(const struct limits *l);
 
-double limits_read(struct limits *l); /* GB/s of plain reads */
-double limits_fma(struct limits *l);  /* GFLOP/s of float32 multiply-adds */
-double limits_bf16(struct limits *l); /* GFLOP/s of vdpbf16ps; NAN where the processor lacks it */
+double limits_read(struct limits *l);           /* GB/s of plain reads */
+bool limits_wide(void);                         /* the processor has registers of 512 bits */
+double limits_fma(struct limits *l, bool wide); /* GFLOP/s of float32 multiply-adds, 512 or 256 bits */
+double limits_bf16(struct limits *l);           /* GFLOP/s of vdpbf16ps; NAN where the processor lacks it */
 /* 1e9 values a second that go from codes of this type (enum d0_dtype) in the first-level cache to float32 in
  * a register and into one multiply-add; scales, one for many values, are left out. NAN: not measured here. */
 double limits_values(struct limits *l, uint32_t dtype);
