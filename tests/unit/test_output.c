@@ -15,30 +15,6 @@
 #include "output_run.h"
 #include "tiny_tokenizer.h"
 
-struct fixture {
-    struct arena arena;
-    const struct json *formats;
-};
-
-static int set_up(void **state)
-{
-    struct fixture *f = calloc(1, sizeof *f);
-    assert_non_null(f);
-    arena_init(&f->arena, NULL, MEM_MISC);
-    f->formats = all_formats(&f->arena);
-    assert_non_null(f->formats);
-    *state = f;
-    return 0;
-}
-
-static int tear_down(void **state)
-{
-    struct fixture *f = *state;
-    arena_release(&f->arena);
-    free(f);
-    return 0;
-}
-
 static struct output_rules *rules_of(struct fixture *f, const char *format, const struct tokenizer *t)
 {
     struct output_rules *r = NULL;
