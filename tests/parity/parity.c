@@ -592,13 +592,7 @@ static int check_states(const struct family *f, struct err *e)
 static int open_family(struct family *f, const char *name, struct err *e)
 {
     char path[512];
-    int rc = tiny_open(&f->t, TREE, name, e);
-    if (rc == 0)
-        rc = tiny_write(&f->t, f->dir, &f->d0, e);
-    if (rc == 0)
-        rc = tiny_model_open(&f->m, f->dir, &f->d0, e);
-    if (rc == 0 && findings_failed(&f->m.f))
-        rc = err_set(e, ERR_FORMAT, "%s: %s", f->m.f.items[0].subject, f->m.f.items[0].evidence);
+    int rc = tiny_make(&f->t, &f->m, TREE, name, f->dir, &f->d0, e);
     if (rc == 0 && f->m.s->n_unread)
         rc = err_set(e, ERR_FORMAT, "nobody reads %s", f->m.s->unread_keys[0]);
     snprintf(path, sizeof path, TREE "/golden/%s.safetensors", name);

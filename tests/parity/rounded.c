@@ -410,13 +410,7 @@ static int check_recording(struct family *f, const char *golden, struct err *e)
 static int open_family(struct family *f, const char *name, struct err *e)
 {
     char path[512];
-    int rc = tiny_open(&f->t, TREE, name, e);
-    if (rc == 0)
-        rc = tiny_write(&f->t, f->dir, &f->d0, e);
-    if (rc == 0)
-        rc = tiny_model_open(&f->m, f->dir, &f->d0, e);
-    if (rc == 0 && findings_failed(&f->m.f))
-        rc = err_set(e, ERR_FORMAT, "%s: %s", f->m.f.items[0].subject, f->m.f.items[0].evidence);
+    int rc = tiny_make(&f->t, &f->m, TREE, name, f->dir, &f->d0, e);
     if (rc == 0)
         rc = spec_set_activations(f->m.s, f->m.c, ACTIVATIONS_RELEASED, e);
     snprintf(path, sizeof path, GOLDEN "%s.safetensors", name);

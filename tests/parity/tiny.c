@@ -387,3 +387,16 @@ int tiny_families(const char *tree, struct arena *arena, char ***names, size_t *
     }
     return rc;
 }
+
+int tiny_make(struct tiny *t, struct tiny_model *m, const char *tree, const char *family, const char *dir,
+              struct d0 *d0, struct err *e)
+{
+    int rc = tiny_open(t, tree, family, e);
+    if (rc == 0)
+        rc = tiny_write(t, dir, d0, e);
+    if (rc == 0)
+        rc = tiny_model_open(m, dir, d0, e);
+    if (rc == 0 && findings_failed(&m->f))
+        rc = err_set(e, ERR_FORMAT, "%s: %s", m->f.items[0].subject, m->f.items[0].evidence);
+    return rc;
+}

@@ -42,6 +42,9 @@ int tiny_model_open(struct tiny_model *m, const char *dir, struct d0 *d0, struct
 /* With KV pages of another type than float32. */
 int tiny_model_open_pages(struct tiny_model *m, const char *dir, uint32_t kv_dtype, struct d0 *d0,
                           struct err *e);
+/* tiny_open, tiny_write and tiny_model_open in one; a finding is an error. */
+int tiny_make(struct tiny *t, struct tiny_model *m, const char *tree, const char *family, const char *dir,
+              struct d0 *d0, struct err *e);
 void tiny_model_close(struct tiny_model *m);
 
 #endif

@@ -65,31 +65,6 @@ static inline const struct json *all_formats(struct arena *arena)
     return rc ? NULL : v;
 }
 
-/* What a test of a group begins with. Wants cmocka.h before. */
-struct fixture {
-    struct arena arena;
-    const struct json *formats;
-};
-
-static inline int set_up(void **state)
-{
-    struct fixture *f = calloc(1, sizeof *f);
-    assert_non_null(f);
-    arena_init(&f->arena, NULL, MEM_MISC);
-    f->formats = all_formats(&f->arena);
-    assert_non_null(f->formats);
-    *state = f;
-    return 0;
-}
-
-static inline int tear_down(void **state)
-{
-    struct fixture *f = *state;
-    arena_release(&f->arena);
-    free(f);
-    return 0;
-}
-
 /* Without the conditions under which rules are chosen. */
 static inline const struct json *without_needs(struct arena *arena, const struct json *v)
 {

@@ -14,7 +14,7 @@
 #include <cmocka.h>
 
 #include "base/file.h"
-#include "output_run.h"
+#include "output_fixture.h"
 #include "tiny_tokenizer.h"
 
 static struct spec shipped(const char *name)

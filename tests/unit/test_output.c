@@ -12,7 +12,7 @@
 
 #include <cmocka.h>
 
-#include "output_run.h"
+#include "output_fixture.h"
 #include "tiny_tokenizer.h"
 
 static struct output_rules *rules_of(struct fixture *f, const char *format, const struct tokenizer *t)
