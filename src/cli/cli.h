@@ -13,6 +13,7 @@
 #include "base/json.h"
 #include "base/log.h"
 #include "oracle/oracle.h"
+#include "text/text.h"
 
 enum exit_status {
     EXIT_PASSED = 0,
@@ -58,6 +59,8 @@ int cli_error(const struct common *c, const struct err *e);
 /* Applies --waive to a list of findings; an id that no finding has is named on stderr. */
 void cli_waive(const struct common *c, struct findings *f);
 void cli_print_findings(const struct findings *f);
+/* "key": [ids...] */
+void cli_put_ids(struct json_writer *w, const char *key, const struct ids *ids);
 /* Prints the builder's text as the one document on stdout and releases it. */
 int cli_print(struct strbuf *text, int status);
 

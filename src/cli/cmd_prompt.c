@@ -159,11 +159,7 @@ static int print_json(const struct prompt_front *p, const struct strbuf *text, c
     json_begin_object(&w);
     json_key(&w, "text");
     json_write_string_n(&w, strbuf_cstr(text), text->len);
-    json_key(&w, "ids");
-    json_begin_array(&w);
-    for (size_t i = 0; i < ids->n; i++)
-        json_write_i64(&w, ids->data[i]);
-    json_end_array(&w);
+    cli_put_ids(&w, "ids", ids);
     json_key(&w, "placeholders");
     json_begin_array(&w);
     for (size_t i = 0; i < ids->n; i++) {

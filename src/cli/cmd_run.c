@@ -131,11 +131,7 @@ static int print_json(const struct session *s, const struct generate_result *r, 
     json_begin_object(&w);
     json_key(&w, "text");
     json_write_string_n(&w, strbuf_cstr(text), text->len);
-    json_key(&w, "token_ids");
-    json_begin_array(&w);
-    for (size_t i = 0; i < ids->n; i++)
-        json_write_i64(&w, ids->data[i]);
-    json_end_array(&w);
+    cli_put_ids(&w, "token_ids", ids);
     json_put_string(&w, "finish_reason", r->finish);
     json_put_string(&w, "activations", spec_activations_name(s->spec->activations));
     json_put_u64(&w, "prompt_tokens", n_prompt);

@@ -206,6 +206,15 @@ void cli_print_findings(const struct findings *f)
         printf("... and %llu more findings\n", (unsigned long long)f->dropped);
 }
 
+void cli_put_ids(struct json_writer *w, const char *key, const struct ids *ids)
+{
+    json_key(w, key);
+    json_begin_array(w);
+    for (size_t i = 0; i < ids->n; i++)
+        json_write_i64(w, ids->data[i]);
+    json_end_array(w);
+}
+
 int cli_print(struct strbuf *text, int status)
 {
     bool bad = strbuf_failed(text);
