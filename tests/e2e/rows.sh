@@ -73,7 +73,7 @@ if [ -n "$plugin" ]; then
     same "a wrong fused kernel: one that the device does not run is off" "$(fusion norm_rope_store on)" false
     same "a wrong fused kernel: the others are on" "$(fusion gate_up on)" true
     for key in numerics text service; do row "a wrong fused kernel" $key passed; done
-    says "a wrong fused kernel: the service runs without it" 'fusions: qkv,gate_up;' "$report/service.log"
+    says "a wrong fused kernel: the service runs without it" 'fusions: qkv,gate_up,expert_grouping;' "$report/service.log"
     says "a wrong fused kernel: the page says so" 'norm_residual</td>.*</i>failed</span>' "$report/index.html"
 else
     skip "a wrong fused kernel" "the plugin was not built"
@@ -129,7 +129,7 @@ copy; edit nan "$scratch/copy"
 adapt 1 "a NaN in the weights" "$scratch/copy"
 row "a NaN in the weights" weights failed
 [ "$(count '"id": ' "$report/report.json")" = 1 ] && ok "a NaN in the weights: one finding" || not_ok "a NaN in the weights: one finding"
-says "a NaN in the weights: W016 with the tensor" '"subject": "model.layers.3' "$report/report.json"
+says "a NaN in the weights: W016 with the tensor" '"subject": "model.language_model.layers.3' "$report/report.json"
 row "a NaN in the weights" numerics "not checked"
 
 adapt 1 "1 MB of memory" "$model" --reference "$reference" --memory 1M
