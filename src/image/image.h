@@ -179,20 +179,22 @@ struct image_tower {
     uint32_t window;      /* side of a window in merged rows; 0: no windows */
     uint32_t table_side;  /* of the learned table of places, where there is one */
     enum image_taps taps; /* how it is stretched: 4 taps of a line between its corners, or 16 (a = -0.75) */
+    bool raster; /* the processor leaves the patches of a frame row by row, not in blocks of merge x merge */
 };
 
 /* The inputs of a tower, for the patches of all pictures: T rows that become R. A patch has a number in the
  * order of the processor: picture by picture, frame by frame, the merge x merge patches of a merged row
- * together, these from the top left. Rows are in that order, or window by window where there are windows. */
+ * together, these from the top left; or, raster, row by row. Rows are in the first order whatever the
+ * processor's is, or window by window where there are windows. */
 struct image_rows {
     size_t n_rows, n_merged;  /* T, R */
     int32_t *patch;           /* [T] number of the patch in each row */
     int32_t *places;          /* [T, 3] 0, and its place down and across */
     int32_t *spans, *windows; /* [T, 2] first row and the one behind the last: of its frame, and its window */
-    int32_t *merge; /* [R, merge * merge] rows that make each merged row, in the order of the processor */
-    size_t n_taps;  /* 0, 4 or 16 */
-    int32_t *table_rows;  /* [T, n_taps] */
-    float *table_weights; /* [T, n_taps] */
+    int32_t *merge;           /* [R, merge * merge] rows that make each merged row, these from the top left */
+    size_t n_taps;            /* 0, 4 or 16 */
+    int32_t *table_rows;      /* [T, n_taps] */
+    float *table_weights;     /* [T, n_taps] */
 };
 
 #define IMAGE_MAX_PATCHES ((uint64_t)1 << 22) /* of all pictures together */

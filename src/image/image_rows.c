@@ -87,7 +87,8 @@ static void put_merged(struct laying *l, const struct image_grid *g, uint32_t my
     const size_t number = (size_t)my * (g->w / m) + mx;
     for (uint32_t k = 0; k < l->unit; k++, l->row++) {
         const uint32_t y = my * m + k / m, x = mx * m + k % m;
-        out->patch[l->row] = (int32_t)(l->patch + number * l->unit + k);
+        const size_t within = l->tower->raster ? (size_t)y * g->w + x : number * l->unit + k;
+        out->patch[l->row] = (int32_t)(l->patch + within);
         out->places[3 * l->row] = 0;
         out->places[3 * l->row + 1] = (int32_t)y;
         out->places[3 * l->row + 2] = (int32_t)x;

@@ -146,6 +146,7 @@ struct spec_tower {
     uint32_t channels, frames, patch;     /* of a patch: colours, pictures in time, side in pixels */
     uint32_t merge;                       /* merge x merge patches become one row */
     uint32_t window;                      /* side of a window in merged rows; 0: there are none */
+    bool raster;                          /* patches come row by row, not in blocks of merge x merge */
     uint32_t table_side;                  /* of a learned table of places */
     enum spec_interpolation table;        /* how patches take their share of it */
     int32_t image_token;                  /* stands for one merged row; -1: unknown */

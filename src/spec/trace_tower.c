@@ -25,6 +25,7 @@ static int tower_numbers(struct spec_tower *w, const struct json *facts, struct 
             return err_set(e, ERR_FORMAT, "the tower's %s is out of range", numbers[i].key);
         *numbers[i].out = (uint32_t)v;
     }
+    w->raster = trace_flag(facts, "raster");
     w->image_token = -1;
     if (json_get(facts, "image_token") && trace_int(facts, "image_token", 0, INT32_MAX, &v))
         w->image_token = (int32_t)v;

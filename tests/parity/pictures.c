@@ -93,6 +93,7 @@ static struct image_tower tower_of(const struct spec *s)
 {
     return (struct image_tower){.merge = s->tower.merge,
                                 .window = s->tower.window,
+                                .raster = s->tower.raster,
                                 .table_side = s->tower.table_side,
                                 .taps = s->tower.table == SPEC_BICUBIC    ? IMAGE_TAPS_BICUBIC
                                         : s->tower.table == SPEC_BILINEAR ? IMAGE_TAPS_BILINEAR

@@ -39,6 +39,26 @@ static void test_windows(void **state)
     arena_release(&arena);
 }
 
+/* The same rows, whether the processor leaves blocks of 2 x 2 patches or rows of them. */
+static void test_raster(void **state)
+{
+    (void)state;
+    static const int32_t order[] = {0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 10, 11}; /* 2 x 4 patches, then 2 x 2 */
+    const struct image_tower blocks = {.merge = 2}, lines = {.merge = 2, .raster = true};
+    const struct image_grid grids[] = {{1, 2, 4}, {1, 2, 2}};
+    struct image_rows a, b;
+    struct arena arena;
+    struct err e = {0};
+    arena_init(&arena, NULL, MEM_MISC);
+    assert_int_equal(image_tower_rows(&blocks, grids, 2, &arena, &a, &e), 0);
+    assert_int_equal(image_tower_rows(&lines, grids, 2, &arena, &b, &e), 0);
+    assert_int_equal(b.n_rows, 12);
+    assert_memory_equal(b.patch, order, sizeof order);
+    assert_memory_equal(b.places, a.places, 12 * 3 * sizeof(int32_t));
+    assert_memory_equal(b.merge, a.merge, 12 * sizeof(int32_t));
+    arena_release(&arena);
+}
+
 static void test_table(void **state)
 {
     (void)state;
@@ -125,7 +145,8 @@ static void test_prompt(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_windows), cmocka_unit_test(test_table),
-                                       cmocka_unit_test(test_refused), cmocka_unit_test(test_prompt)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_windows), cmocka_unit_test(test_raster),
+                                       cmocka_unit_test(test_table), cmocka_unit_test(test_refused),
+                                       cmocka_unit_test(test_prompt)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
