@@ -172,13 +172,20 @@ struct image_grid {
     uint32_t t, h, w; /* patches in time, down and across; h and w are multiples of the tower's merge */
 };
 
-enum image_taps { IMAGE_TAPS_NONE, IMAGE_TAPS_BILINEAR, IMAGE_TAPS_BICUBIC };
+enum image_taps {
+    IMAGE_TAPS_NONE,
+    IMAGE_TAPS_BILINEAR,
+    IMAGE_TAPS_BICUBIC,
+    IMAGE_TAPS_EXACT /* not stretched: the place across and down in a table as large as the picture or larger
+                      */
+};
 
 struct image_tower {
-    uint32_t merge;       /* merge x merge patches become one row */
-    uint32_t window;      /* side of a window in merged rows; 0: no windows */
-    uint32_t table_side;  /* of the learned table of places, where there is one */
-    enum image_taps taps; /* how it is stretched: 4 taps of a line between its corners, or 16 (a = -0.75) */
+    uint32_t merge;      /* merge x merge patches become one row */
+    uint32_t window;     /* side of a window in merged rows; 0: no windows */
+    uint32_t table_side; /* of the learned table of places, where there is one */
+    enum image_taps
+        taps;    /* how it is stretched: 4 taps of a line between its corners, 16 (a = -0.75), or 1 */
     bool raster; /* the processor leaves the patches of a frame row by row, not in blocks of merge x merge */
 };
 
@@ -192,7 +199,7 @@ struct image_rows {
     int32_t *places;          /* [T, 3] 0, and its place down and across */
     int32_t *spans, *windows; /* [T, 2] first row and the one behind the last: of its frame, and its window */
     int32_t *merge;           /* [R, merge * merge] rows that make each merged row, these from the top left */
-    size_t n_taps;            /* 0, 4 or 16 */
+    size_t n_taps;            /* 0, 1, 4 or 16 */
     int32_t *table_rows;      /* [T, n_taps] */
     float *table_weights;     /* [T, n_taps] */
 };

@@ -28,6 +28,9 @@ static int count_rows(const struct image_tower *w, const struct image_grid *grid
     for (size_t i = 0; i < n; i++) {
         const struct image_grid *g = &grids[i];
         uint64_t patches;
+        if (w->taps == IMAGE_TAPS_EXACT && (g->h > w->table_side || g->w > w->table_side))
+            return err_set(e, ERR_INVALID, "picture %zu has %u x %u patches, and the table of places %u x %u",
+                           i, g->h, g->w, w->table_side, w->table_side);
         if (g->t == 0 || g->h == 0 || g->w == 0 || g->h % w->merge || g->w % w->merge)
             return err_set(e, ERR_INVALID,
                            "picture %zu has %u x %u x %u patches, which %u x %u do not divide", i, g->t, g->h,
@@ -71,6 +74,11 @@ static void put_taps(struct laying *l, const struct image_grid *g, uint32_t y, u
     struct image_rows *out = l->out;
     int32_t down[4], across[4];
     float by_y[4], by_x[4];
+    if (l->tower->taps == IMAGE_TAPS_EXACT) {
+        out->table_rows[l->row] = (int32_t)(y * l->tower->table_side + x);
+        out->table_weights[l->row] = 1;
+        return;
+    }
     const size_t n = axis_taps(l->tower, y, g->h, down, by_y);
     axis_taps(l->tower, x, g->w, across, by_x);
     for (size_t i = 0; i < n * n; i++) {
@@ -124,6 +132,13 @@ static void put_frame(struct laying *l, const struct image_grid *g)
     l->merged += (size_t)high * wide;
 }
 
+static size_t n_taps(enum image_taps taps)
+{
+    static const uint8_t n[] = {
+        [IMAGE_TAPS_NONE] = 0, [IMAGE_TAPS_BILINEAR] = 4, [IMAGE_TAPS_BICUBIC] = 16, [IMAGE_TAPS_EXACT] = 1};
+    return n[taps];
+}
+
 int image_tower_rows(const struct image_tower *tower, const struct image_grid *grids, size_t n,
                      struct arena *arena, struct image_rows *out, struct err *e)
 {
@@ -132,7 +147,7 @@ int image_tower_rows(const struct image_tower *tower, const struct image_grid *g
     if (rc)
         return rc;
     const size_t t = out->n_rows ? out->n_rows : 1;
-    out->n_taps = tower->taps == IMAGE_TAPS_BICUBIC ? 16 : tower->taps == IMAGE_TAPS_BILINEAR ? 4 : 0;
+    out->n_taps = n_taps(tower->taps);
     out->patch = arena_alloc_n(arena, t, sizeof *out->patch);
     out->places = arena_alloc_n(arena, t, 3 * sizeof *out->places);
     out->spans = arena_alloc_n(arena, t, 2 * sizeof *out->spans);

@@ -138,7 +138,7 @@ struct arch_file {
     size_t n;
 };
 
-enum spec_interpolation { SPEC_NO_TABLE, SPEC_BILINEAR, SPEC_BICUBIC };
+enum spec_interpolation { SPEC_NO_TABLE, SPEC_BILINEAR, SPEC_BICUBIC, SPEC_EXACT /* a row for each place */ };
 
 /* What the host must know of a tower to make its inputs from the grids of pictures. */
 #define SPEC_MAX_FEATURES 8

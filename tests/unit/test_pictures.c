@@ -91,6 +91,24 @@ static void test_table(void **state)
     }
 }
 
+/* A table of 4 x 4 places that is not stretched. */
+static void test_exact(void **state)
+{
+    (void)state;
+    const struct image_tower tower = {.merge = 2, .table_side = 4, .taps = IMAGE_TAPS_EXACT};
+    const struct image_grid grid = {1, 4, 2};
+    static const int32_t want[] = {0, 1, 4, 5, 8, 9, 12, 13};
+    struct image_rows r;
+    struct arena arena;
+    struct err e = {0};
+    arena_init(&arena, NULL, MEM_MISC);
+    assert_int_equal(image_tower_rows(&tower, &grid, 1, &arena, &r, &e), 0);
+    assert_int_equal(r.n_taps, 1);
+    assert_memory_equal(r.table_rows, want, sizeof want);
+    assert_float_equal(r.table_weights[7], 1, 0);
+    arena_release(&arena);
+}
+
 static void test_refused(void **state)
 {
     (void)state;
@@ -105,6 +123,7 @@ static void test_refused(void **state)
         {{.merge = 0}, {1, 4, 4}, ERR_INVALID},
         {{.merge = UINT32_MAX}, {1, 4, 4}, ERR_INVALID},
         {{.merge = 1, .taps = IMAGE_TAPS_BILINEAR}, {1, 4, 4}, ERR_INVALID},
+        {{.merge = 1, .table_side = 4, .taps = IMAGE_TAPS_EXACT}, {1, 4, 5}, ERR_INVALID},
         {{.merge = 1}, {UINT32_MAX, UINT32_MAX, UINT32_MAX}, ERR_LIMIT},
         {{.merge = 1}, {1, 4096, 1025}, ERR_LIMIT},
     };
@@ -146,7 +165,7 @@ static void test_prompt(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_windows), cmocka_unit_test(test_raster),
-                                       cmocka_unit_test(test_table), cmocka_unit_test(test_refused),
-                                       cmocka_unit_test(test_prompt)};
+                                       cmocka_unit_test(test_table),   cmocka_unit_test(test_exact),
+                                       cmocka_unit_test(test_refused), cmocka_unit_test(test_prompt)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
