@@ -52,7 +52,7 @@ function clip_tower(v, o)
   local I, fn, eps = v:count("intermediate_size", 3072), v:text("hidden_act", o.fn), v:num("layer_norm_eps", o.eps)
   local side = v:count("image_size", 224) // p
   local x = conv { input "patches", "embeddings.patch_embedding", shape = { W, v:count("num_channels", 3), p, p }, bias = not o.cls }
-  table { "embeddings.position_embedding", shape = { side * side + (o.cls and 1 or 0), W } }
+  x = x + table { "embeddings.position_embedding", shape = { side * side + (o.cls and 1 or 0), W } }
   if o.cls then
     param { "embeddings.class_embedding", shape = { W } }
     x = layer_norm { x, "pre_layrnorm", eps = eps }                                      -- so spelt in every checkpoint
@@ -89,7 +89,7 @@ function qwen3_vision(v, at, token)
   local facts = { patch = p, merge = merge, frames = frames, channels = colours, table = math.tointeger(places ^ 0.5 // 1),
     interpolation = "bilinear", image_token = token }
   vision(facts, function() return scope(at, function()
-    local pos = rope { dim = W // n, theta = 10000, plane = true }
+    local pos = rope { dim = W // n, theta = 10000, plane = "halves" }
     local x = conv { input "patches", "patch_embed.proj", shape = { W, colours, frames, p, p }, bias = true }
     x = x + table { "pos_embed", shape = { places, W }, taps = 4 }
     x = layers { x, n = depth, at = "blocks.%d", each = function(x, i)

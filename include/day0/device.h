@@ -154,7 +154,8 @@ enum d0_input_role {
                                * alike. A token at position 0 begins from zero, whatever the slot holds */
     D0_INPUT_PATCHES = 8,     /* [T, width] float32: the pixels of each patch, channel by channel */
     D0_INPUT_PLACES = 9,      /* [T, 3] time, height and width of each row, for rotation */
-    D0_INPUT_SPANS = 10,      /* [T, 2] first row, and the row behind the last, of the picture of a row */
+    D0_INPUT_SPANS = 10,      /* [T, 2] first row, and the row behind the last, of the picture of a row; in a text
+                               * positions: of the span in which tokens see each other, {p, p + 1} alone */
     D0_INPUT_WINDOWS = 11,    /* [T, 2] the same of the window of a row within its picture */
     D0_INPUT_MERGE = 12,      /* [R, n] the rows of patches that become one row */
     D0_INPUT_TABLE_ROWS = 13, /* [T, n] rows of a learned table of positions; -1 none */
@@ -215,12 +216,7 @@ enum d0_attr_key {
 #include "day0/ops.def"
 #undef OP
 #undef ATTR
-    D0_N_ATTRS = 1 /* one past the largest key */
-#define OP(id, NAME, ...)
-#define ATTR(id, NAME, ...) +1
-#include "day0/ops.def"
-#undef OP
-#undef ATTR
+    D0_N_ATTRS /* one past the largest key: the table ascends, a key that is no more leaves a gap */
 };
 
 /* ---- the device --------------------------------------------------------------------------------- */

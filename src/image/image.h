@@ -175,17 +175,18 @@ struct image_grid {
 enum image_taps {
     IMAGE_TAPS_NONE,
     IMAGE_TAPS_BILINEAR,
+    IMAGE_TAPS_CENTRES,
     IMAGE_TAPS_BICUBIC,
     IMAGE_TAPS_EXACT /* not stretched: the place across and down in a table as large as the picture or larger
                       */
 };
 
 struct image_tower {
-    uint32_t merge;      /* merge x merge patches become one row */
-    uint32_t window;     /* side of a window in merged rows; 0: no windows */
-    uint32_t table_side; /* of the learned table of places, where there is one */
-    enum image_taps
-        taps;    /* how it is stretched: 4 taps of a line between its corners, 16 (a = -0.75), or 1 */
+    uint32_t merge;       /* merge x merge patches become one row */
+    uint32_t window;      /* side of a window in merged rows; 0: no windows */
+    uint32_t table_side;  /* of the learned table of places, where there is one */
+    enum image_taps taps; /* how it is stretched: 4 taps of a line between its corners, or between the centres
+                             of its cells, 16 (a = -0.75), or 1 */
     bool raster; /* the processor leaves the patches of a frame row by row, not in blocks of merge x merge */
 };
 

@@ -50,10 +50,11 @@ static size_t axis_taps(const struct image_tower *w, uint32_t at, uint32_t size,
                         float weights[4])
 {
     const float side = (float)w->table_side;
-    const bool cubic = w->taps == IMAGE_TAPS_BICUBIC;
+    const bool cubic = w->taps == IMAGE_TAPS_BICUBIC, corners = w->taps == IMAGE_TAPS_BILINEAR;
     const size_t n = cubic ? 4 : 2;
     const float last = (float)(size > 1 ? size - 1 : 1);
-    const float from = cubic ? ((float)at + 0.5f) * side / (float)size - 0.5f : (float)at * (side - 1) / last;
+    const float from =
+        corners ? (float)at * (side - 1) / last : ((float)at + 0.5f) * side / (float)size - 0.5f;
     const float low = floorf(from), a = -0.75f;
     for (size_t i = 0; i < n; i++) {
         const float offset = cubic ? (float)i - 1 : (float)i, d = fabsf(from - low - offset);
@@ -134,8 +135,11 @@ static void put_frame(struct laying *l, const struct image_grid *g)
 
 static size_t n_taps(enum image_taps taps)
 {
-    static const uint8_t n[] = {
-        [IMAGE_TAPS_NONE] = 0, [IMAGE_TAPS_BILINEAR] = 4, [IMAGE_TAPS_BICUBIC] = 16, [IMAGE_TAPS_EXACT] = 1};
+    static const uint8_t n[] = {[IMAGE_TAPS_NONE] = 0,
+                                [IMAGE_TAPS_BILINEAR] = 4,
+                                [IMAGE_TAPS_CENTRES] = 4,
+                                [IMAGE_TAPS_BICUBIC] = 16,
+                                [IMAGE_TAPS_EXACT] = 1};
     return n[taps];
 }
 

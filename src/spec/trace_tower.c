@@ -32,6 +32,7 @@ static int tower_numbers(struct spec_tower *w, const struct json *facts, struct 
     const char *how = trace_text(facts, "interpolation");
     w->table = strcmp(how, "bilinear") == 0  ? SPEC_BILINEAR
                : strcmp(how, "bicubic") == 0 ? SPEC_BICUBIC
+               : strcmp(how, "centres") == 0 ? SPEC_CENTRES
                : strcmp(how, "exact") == 0   ? SPEC_EXACT
                                              : SPEC_NO_TABLE;
     if ((w->table == SPEC_NO_TABLE) != (w->table_side == 0) || (*how && w->table == SPEC_NO_TABLE))
