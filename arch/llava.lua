@@ -14,27 +14,27 @@ local towers = {
 }
 
 -- Pixtral: blocks as in the text, no biases, a rotation by row and column, and every image attends to itself alone. Gives what the layers
--- of the list `from` gave, joined; 0 is before the first, -1 behind the last.
+-- of the list `from` gave (feature_layers), joined.
 local function pixtral_tower(v, from)
   local W, n, p = v:count("hidden_size", 1024), v:count("num_attention_heads", 16), v:count("patch_size", 16)
   local I, fn, hd = v:count("intermediate_size", 4096), v:text("hidden_act", "gelu"), v:count("head_dim", W // n)
   v:opt "image_size"
-  local depth, kept, given = v:count("num_hidden_layers", 24), {}, {}
+  local depth, last, kept, given = v:count("num_hidden_layers", 24), 0, {}, {}
   local pos = rope { dim = hd, theta = rope_config(v).theta, plane = "split" }
   local x = conv { input "patches", "patch_conv", shape = { W, v:count("num_channels", 3), p, p } }
   x = rms_norm { x, "ln_pre", eps = 1e-5 }
-  kept[0] = x
-  layers { x, n = depth, at = "transformer.layers.%d", each = function(x, i)
+  local function block(x, i)
     local h = rms_norm { x, "attention_norm", eps = 1e-5 }
     x = x + scope("attention", function() return gqa { h, heads = n, kv_heads = n, dim = hd, pos = pos } end)
     h = rms_norm { x, "ffn_norm", eps = 1e-5 }
     kept[i + 1] = x + scope("feed_forward", function() return gated_mlp { h, inter = I, fn = fn } end)
     return kept[i + 1]
-  end }
-  for k, i in ipairs(from) do
-    given[k] = kept[i < 0 and depth + 1 + i or i]
-    if not given[k] then unsupported("vision_feature_layer", i .. " with " .. depth .. " layers") end
   end
+  kept[0] = x
+  for _, i in ipairs(from) do last = math.max(last, i) end
+  x = layers { x, n = last, at = "transformer.layers.%d", each = block }
+  for k, i in ipairs(from) do given[k] = kept[i] end
+  undrawn(function() layers { x, first = last, n = depth - last, at = "transformer.layers.%d", each = block } end)
   return #given == 1 and given[1] or concat(given)
 end
 
@@ -50,8 +50,8 @@ end
 
 -- Pixtral's tower and the projector behind it.
 local function pixtral(top, v, at, H, eps, mistral3)
-  local from, m = top:opt("vision_feature_layer", mistral3 and -1 or -2), mistral3 and top:count("spatial_merge_size", 2) or 1
-  if type(from) ~= "table" then from = { top:int("vision_feature_layer", mistral3 and -1 or -2) } end
+  local from = feature_layers(top, "vision_feature_layer", mistral3 and -1 or -2, v:count("num_hidden_layers", 24))
+  local m = mistral3 and top:count("spatial_merge_size", 2) or 1
   if mistral3 and #from ~= 1 then unsupported("vision_feature_layer", "is no number") end
   vision({ patch = v:count("patch_size", 16), channels = v:count("num_channels", 3), merge = m, raster = true,
     image_token = top:int("image_token_index", top:int("image_token_id", 10)) }, function()
@@ -65,11 +65,36 @@ local function pixtral(top, v, at, H, eps, mistral3)
   end)
 end
 
+-- CLIP's or SigLIP's tower and the projector behind it. `next`: LLaVA-NeXT, whose tiles lie side by side, each line with a learned row
+-- behind it. The strategy "default" drops the first row of each picture, whether the tower has a class row or not.
+local function clip(top, v, o, at, H, next)
+  local from = feature_layers(top, "vision_feature_layer", -2, v:count("num_hidden_layers", 12))
+  local how = top:text("vision_feature_select_strategy", "default")
+  if how ~= "default" and how ~= "full" then unsupported("vision_feature_select_strategy", how .. " (default and full are implemented)") end
+  if next and (how == "default") ~= (o.cls or false) then
+    unsupported("vision_feature_select_strategy", how .. ", which leaves no squares of rows to lay side by side")
+  end
+  local p = v:count("patch_size", 16)
+  vision({ patch = p, channels = v:count("num_channels", 3), table = v:count("image_size", 224) // p, interpolation = "exact",
+    class_row = o.cls, drop_first = how == "default", lines = next, image_token = top:opt "image_token_id" or top:opt "image_token_index" }, function()
+    local x = scope(at .. "vision_tower", function()
+      return scope(o.at, function() return clip_tower(v, { cls = o.cls, fn = o.fn, eps = o.eps, from = from }) end)
+    end)
+    if not next and top:flag("use_image_newline_parameter", false) then param { at .. "image_newline", shape = { H } } end
+    x = scope(at .. "multi_modal_projector", function()
+      local b = top:flag("multimodal_projector_bias", true)
+      local h = act { linear { reshape { x, dim = x.dim }, "linear_1", out = H, bias = b, part = col }, fn = top:text("projector_hidden_act", "gelu") }
+      return linear { h, "linear_2", out = H, bias = b, part = row }
+    end)
+    return next and learned_row { x, at .. "image_newline", shape = { H }, at = "line" } or x
+  end)
+end
+
 return {
   arch = { "LlavaForConditionalGeneration", "LlavaNextForConditionalGeneration", "Mistral3ForConditionalGeneration" },
   model_type = { "llava", "llava_next", "mistral3" },
   build = function(top, architecture)
-    local mistral3 = architecture == "Mistral3ForConditionalGeneration"
+    local mistral3, next = architecture == "Mistral3ForConditionalGeneration", architecture == "LlavaNextForConditionalGeneration"
     local v, c = top.vision_config, top.text_config
     local kind, sight = c:text("model_type", "llama"), v:text("model_type", mistral3 and "pixtral" or "clip_vision_model")
     c = top:sub { "text_config" }
@@ -97,23 +122,12 @@ return {
     local at, outside = later and "model.language_model." or "language_model.model.", later and "model." or ""
 
     for _, key in ipairs { "projection_dim", "vocab_size", "vision_use_head", "is_composition", "tie_word_embeddings" } do v:opt(key) end
-    if sight == "pixtral" then pixtral(top, v, outside, H, eps, mistral3) else tower("vision", function()
-      local x = scope(outside .. "vision_tower", function()
-        return scope(o.at, function() return clip_tower(v, o) end)
-      end)
-      if top:opt("use_image_newline_parameter", architecture == "LlavaNextForConditionalGeneration") then
-        param { outside .. "image_newline", shape = { H } }
-      end
-      scope(outside .. "multi_modal_projector", function()
-        local W, from = x.dim, top:opt("vision_feature_layer", -2)
-        local b = top:flag("multimodal_projector_bias", true)
-        if type(from) == "table" then                                                -- the rows of several layers, joined
-          x = reshape { x, dim = W * #from }
-        end
-        x = act { linear { x, "linear_1", out = H, bias = b, part = col }, fn = top:text("projector_hidden_act", "gelu") }
-        linear { x, "linear_2", out = H, bias = b, part = row }
-      end)
-    end) end
+    if sight == "pixtral" then
+      if next then unsupported("vision_config.model_type", "pixtral with tiles") end
+      pixtral(top, v, outside, H, eps, mistral3)
+    else
+      clip(top, v, o, outside, H, next)
+    end
 
     local x = pictures(embed { at .. "embed_tokens", vocab = c:count("vocab_size", 32000), dim = H })
     x = layers { x, n = L, at = at .. "layers.%d", each = function(x)

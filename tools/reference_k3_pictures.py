@@ -119,8 +119,8 @@ def record(a, family):
         common.tool(a.build, "--write", family, top)
         model, tower = text.Model(top), Tower(top, tiny["config"])
         token, grids = tiny["config"]["media_placeholder_token_id"], tiny["pictures"]["grids"]
-        merge, patch = tower.v["merge_kernel_size"][0], tower.v["patch_size"]
-        ids = common.prompt_with_pictures(tiny, token, merge)
+        (down, across), patch = tower.v["merge_kernel_size"], tower.v["patch_size"]
+        ids = common.prompt_with_pictures(tiny, token, [t * h * w // (down * across) for t, h, w in grids])
         n = sum(t * h * w for t, h, w in grids)
         values = np.array(common.pixels(n * 3 * patch ** 2, tiny["seed"])).reshape(n, -1)
         moved = run(model, tower, ids, token, -values, grids)[0]

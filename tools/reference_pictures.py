@@ -3,10 +3,11 @@
 """Records what transformers computes for the tiny models of tests/parity when their prompts hold pictures, in float32 on the CPU.
 
 usage: reference_pictures.py [--build BUILD] [--out DIR] [FAMILY...]
-For each family whose tiny/*.json names "pictures": grids of patches, and the numbers of text tokens around them. Pixels are a pure
-function of seed and number, as in tests/parity/pictures.c. Recorded: ids, logits at all positions, the places of all tokens
-(get_rope_index, where the family has it), and beside each placeholder the row that the tower gave for it (features.0), with what is added to layers besides
-(features.1, ...). Before anything is written, other pixels must move the logits. Needs torch and transformers.
+For each family whose tiny/*.json names "pictures": grids of patches (or sizes of pictures that become tiles), and the numbers of text
+tokens around them. Pixels are a pure function of seed and number, as in tests/parity/pictures.c. Recorded: ids, logits at all
+positions, the places of all tokens (get_rope_index, where the family has it), and beside each placeholder the row that the tower gave
+for it (features.0), with what is added to layers besides (features.1, ...). Before anything is written, other pixels must move the
+logits. Needs torch and transformers.
 """
 import argparse
 import os
@@ -22,11 +23,6 @@ import tensors as files
 import tiny as common
 
 
-def given(out):
-    """What the tower gives to the text: rows, then those added to layers."""
-    return [out.pooler_output] + list(getattr(out, "deepstack_features", None) or [])
-
-
 def canvases(rows, grids, patch):
     """Rows of patches, row by row of each picture, as pictures [3, height, width]."""
     out = []
@@ -38,82 +34,124 @@ def canvases(rows, grids, patch):
 
 class Qwen:
     """Rows of patches in blocks, two frames each; the tower merges and projects."""
-    def __init__(self, model):
+    def __init__(self, model, want):
         v = model.config.vision_config
         self.model, self.merge, self.places = model, v.spatial_merge_size, True
         self.width = getattr(v, "in_channels", 3) * v.temporal_patch_size * v.patch_size ** 2
-        self.tower = model.model.visual
+        self.grids = torch.tensor(want["grids"])
 
-    def given(self, out):
-        return given(out)
+    def watch(self, keep):
+        def given(module, args, out):
+            keep([out.pooler_output] + list(getattr(out, "deepstack_features", None) or []))
+        return self.model.model.visual.register_forward_hook(given).remove
 
-    def feed(self, values, grids, types):
-        return {"pixel_values": values, "image_grid_thw": grids, "mm_token_type_ids": types}
+    def feed(self, values, types):
+        return {"pixel_values": values, "image_grid_thw": self.grids, "mm_token_type_ids": types}
+
+    def rows(self, values):
+        return [int(g.prod()) // self.merge ** 2 for g in self.grids]
 
 
-class Pixtral:
-    """Pictures of any size, padded to the largest; the projector gives the rows of all."""
-    def __init__(self, model):
-        self.model, self.patch, self.places = model, model.config.vision_config.patch_size, False
-        self.merge = getattr(model.config, "spatial_merge_size", 1)
-        self.width, self.tower = 3 * self.patch ** 2, model.model.multi_modal_projector
+class Tiles:
+    """Pictures or tiles of one size; the rows of each are one run of placeholders."""
+    def __init__(self, model, want):
+        patch = model.config.vision_config.patch_size
+        self.model, self.patch, self.places = model, patch if isinstance(patch, int) else patch[0], False
+        self.width, self.grids = 3 * self.patch ** 2, torch.tensor(want.get("grids", []))
 
-    def given(self, out):
-        return [out.reshape(-1, out.shape[-1])]
+    def watch(self, keep):
+        plain = self.model.model.get_image_features
 
-    def feed(self, values, grids, types):
-        pictures = canvases(values, grids, self.patch)
+        def wrapped(*args, **kwargs):
+            out = plain(*args, **kwargs)
+            keep([torch.cat([x.reshape(-1, x.shape[-1]) for x in out.pooler_output])])
+            return out
+        self.model.model.get_image_features = wrapped
+
+        def undo():
+            self.model.model.get_image_features = plain
+        return undo
+
+    def feed(self, values, types):
+        return {"pixel_values": torch.stack(canvases(values, self.grids, self.patch))}
+
+    def rows(self, values):
+        return [len(x) for x in self.model.model.get_image_features(**self.feed(values, None)).pooler_output]
+
+
+class Idefics(Tiles):
+    """All tiles are those of one prompt."""
+    def feed(self, values, types):
+        return {"pixel_values": torch.stack(canvases(values, self.grids, self.patch))[None]}
+
+    def rows(self, values):
+        return [int(g.prod()) // self.model.config.scale_factor ** 2 for g in self.grids]
+
+
+class LlavaNext(Tiles):
+    """Sizes of pictures, each cut into tiles of the best of some canvases behind the whole."""
+    def __init__(self, model, want):
+        super().__init__(model, want)
+        side = model.config.vision_config.image_size
+        count = transformers.models.llava_next.modeling_llava_next.image_size_to_num_patches
+        self.sizes = want["sizes"]
+        self.tiles = [count(size, model.config.image_grid_pinpoints, side) for size in self.sizes]
+        self.grids = torch.tensor([[1, side // self.patch, side // self.patch]] * sum(self.tiles))
+
+    def feed(self, values, types):
+        tiles = torch.stack(canvases(values, self.grids, self.patch)).split(self.tiles)
+        full = [torch.cat([x, x.new_zeros(max(self.tiles) - len(x), *x.shape[1:])]) for x in tiles]
+        return {"pixel_values": torch.stack(full), "image_sizes": torch.tensor(self.sizes)}
+
+
+class Gemma(Tiles):
+    """The tokens of each picture see each other (token_type_ids)."""
+    def feed(self, values, types):
+        return dict(super().feed(values, types), token_type_ids=types)
+
+    def rows(self, values):
+        return [self.model.config.mm_tokens_per_image] * len(self.grids)
+
+
+class Pixtral(Tiles):
+    """Pictures of any size, padded to the largest."""
+    def feed(self, values, types):
+        pictures = canvases(values, self.grids, self.patch)
         high, wide = max(x.shape[1] for x in pictures), max(x.shape[2] for x in pictures)
         padded = torch.stack([torch.nn.functional.pad(x, (0, wide - x.shape[2], 0, high - x.shape[1])) for x in pictures])
         return {"pixel_values": padded, "image_sizes": torch.tensor([x.shape[1:] for x in pictures])}
 
 
-class Gemma:
-    """Pictures of one size; the tokens of each see each other (token_type_ids)."""
-    def __init__(self, model):
-        v = model.config.vision_config
-        self.model, self.patch, self.places = model, v.patch_size, False
-        self.merge = v.image_size // v.patch_size // int(model.config.mm_tokens_per_image ** 0.5)
-        self.width, self.tower = 3 * self.patch ** 2, model.model.multi_modal_projector
+class Kimi(Tiles):
+    """Patches row by row."""
+    def feed(self, values, types):
+        return {"pixel_values": values.reshape(-1, 3, self.patch, self.patch), "image_grid_thw": self.grids}
 
-    def given(self, out):
-        return [out.reshape(-1, out.shape[-1])]
-
-    def feed(self, values, grids, types):
-        return {"pixel_values": torch.stack(canvases(values, grids, self.patch)), "token_type_ids": types}
+    def rows(self, values):
+        merge = self.model.config.vision_config.merge_kernel_size
+        return [int(g.prod()) // (merge[0] * merge[1]) for g in self.grids]
 
 
-class Kimi:
-    """Patches row by row; the projector gives the rows of all."""
-    def __init__(self, model):
-        v = model.config.vision_config
-        self.model, self.patch, self.places, self.merge = model, v.patch_size, False, v.merge_kernel_size[0]
-        self.width, self.tower = 3 * self.patch ** 2, model.model.mm_projector
-
-    def given(self, out):
-        return [out.reshape(-1, out.shape[-1])]
-
-    def feed(self, values, grids, types):
-        return {"pixel_values": values.reshape(-1, 3, self.patch, self.patch), "image_grid_thw": grids}
+# By the type of the tower, else of the model.
+KINDS = {"pixtral": Pixtral, "llava": Tiles, "llava_next": LlavaNext, "internvl": Tiles, "idefics3": Idefics, "smolvlm": Idefics, "gemma3": Gemma,
+         "kimi_k25": Kimi}
 
 
-KINDS = {"pixtral": Pixtral, "gemma3": Gemma, "kimi_k25": Kimi}  # by the type of the tower, else of the model
-
-
-def run(kind, ids, token, values, grids):
-    kept = {}
-    undo = kind.tower.register_forward_hook(lambda module, args, out: kept.update(given=[x.detach().float() for x in kind.given(out)]))
+def run(kind, ids, token, values):
+    kept = []
+    undo = kind.watch(lambda given: kept.append([x.detach().float() for x in given]))
     types = (ids == token).int()
-    out = kind.model(input_ids=ids, use_cache=False, **kind.feed(values, grids, types))
-    undo.remove()
+    out = kind.model(input_ids=ids, use_cache=False, **kind.feed(values, types))
+    undo()
     places = None
     if kind.places:
-        places = kind.model.model.get_rope_index(ids, mm_token_type_ids=types, image_grid_thw=grids)[0][:, 0].T
-    return out.logits[0].float(), kept["given"], places
+        places = kind.model.model.get_rope_index(ids, mm_token_type_ids=types, image_grid_thw=kind.grids)[0][:, 0].T
+    return out.logits[0].float(), kept[-1], places
 
 
 def record(a, family):
     tiny = common.read(family)
+    want = tiny["pictures"]
     with tempfile.TemporaryDirectory() as top:
         base = os.path.join(top, "base")
         common.tool(a.build, "--write", family, base)
@@ -121,13 +159,12 @@ def record(a, family):
         model = reference.load(base, tiny)
         token = model.config.image_token_id
         kind = KINDS.get(model.config.vision_config.model_type) or KINDS.get(model.config.model_type, Qwen)
-        kind = kind(model)
-        ids = torch.tensor([common.prompt_with_pictures(tiny, token, kind.merge)])
-        grids = torch.tensor(tiny["pictures"]["grids"])
-        n = int(grids.prod(1).sum())
+        kind = kind(model, want)
+        n = int(kind.grids.prod(1).sum())
         values = torch.tensor(common.pixels(n * kind.width, tiny["seed"])).reshape(n, kind.width)
-        logits, features, places = run(kind, ids, token, values, grids)
-        moved = reference.error(run(kind, ids, token, -values, grids)[0], logits)
+        ids = torch.tensor([common.prompt_with_pictures(tiny, token, kind.rows(values))])
+        logits, features, places = run(kind, ids, token, values)
+        moved = reference.error(run(kind, ids, token, -values)[0], logits)
     if moved < common.MOVES:
         sys.exit("%s: other pixels move the logits by %.1e only" % (family, moved))
     out = {"token_ids": ids[0].int(), "logits": logits}

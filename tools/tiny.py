@@ -53,15 +53,13 @@ def pixels(n, seed):
     return out
 
 
-def prompt_with_pictures(tiny, token, merge):
-    """Ids of text around the placeholders of each picture."""
+def prompt_with_pictures(tiny, token, rows):
+    """Ids of text around the placeholders of each picture; rows: how many each has."""
     want = tiny["pictures"]
     ids, text = [], prompt(tiny.get("ids_below", 100), sum(want["around"]), tiny["seed"])
     for i, n in enumerate(want["around"]):
         ids += [text.pop(0) for _ in range(n)]
-        if i < len(want["grids"]):
-            t, h, w = want["grids"][i]
-            ids += [token] * (t * h * w // merge ** 2)
+        ids += [token] * (rows[i] if i < len(rows) else 0)
     return ids
 
 

@@ -145,7 +145,8 @@ enum spec_interpolation {
     SPEC_BILINEAR,
     SPEC_CENTRES,
     SPEC_BICUBIC,
-    SPEC_EXACT /* a row for each place */
+    SPEC_EXACT,
+    SPEC_BUCKETS
 };
 
 /* What the host must know of a tower to make its inputs from the grids of pictures. */
@@ -154,9 +155,10 @@ struct spec_tower {
     uint32_t channels, frames, patch;     /* of a patch: colours, pictures in time, side in pixels */
     uint32_t merge;                       /* merge x merge patches become one row */
     uint32_t window;                      /* side of a window in merged rows; 0: there are none */
-    bool raster;                          /* patches come row by row, not in blocks of merge x merge */
     uint32_t table_side;                  /* of a learned table of places */
     enum spec_interpolation table;        /* how patches take their share of it */
+    bool raster;                          /* patches come row by row, not in blocks of merge x merge */
+    bool class_row, drop_first, lines;    /* as struct image_tower has them */
     int32_t image_token;                  /* stands for one merged row; -1: unknown */
     uint32_t n_features;                  /* what enters the text: the rows, then those added to layers */
     uint32_t features[SPEC_MAX_FEATURES]; /* values of spec.vision */

@@ -152,11 +152,11 @@ static bool flattened(const struct json *item)
 }
 
 /* The weight of a convolution whose steps are its width multiplies rows: [outputs, all the others]. A table
- * of places down and across is one of places: [all the others, values]. */
+ * of places down and across is one of places, a learned row a table of one: [all the others, values]. */
 static void flatten(const struct json *item, struct d0_value *v, const struct spec_weight *w)
 {
     const uint32_t rows = trace_flag(item, "rows") ? w->n_dims - 1 : 1;
-    if (!flattened(item) || w->n_dims < 2)
+    if (!flattened(item))
         return;
     v->n_dims = 2;
     v->dims[0] = v->dims[1] = 1;
@@ -188,6 +188,8 @@ static int weight_value(struct trace *t, const struct json *item, struct spec_we
     w->turned = trace_flag(item, "turned");
     if (w->turned && (w->form.scheme || w->n_dims != 2 || lead || flat))
         return err_set(e, ERR_FORMAT, "weight %s: only a plain matrix is turned", w->name);
+    if (flat && lead)
+        return err_set(e, ERR_FORMAT, "weight %s: experts are not laid flat", w->name);
     if (!flat && w->n_dims + lead > D0_MAX_DIMS)
         return err_set(e, ERR_FORMAT, "weight %s: more than %d dimensions", w->name, D0_MAX_DIMS);
     bool integer = w->dtype == D0_I64 || w->dtype == D0_I32;
