@@ -80,7 +80,8 @@ local function clip(top, v, o, at, H, next)
     local x = scope(at .. "vision_tower", function()
       return scope(o.at, function() return clip_tower(v, { cls = o.cls, fn = o.fn, eps = o.eps, from = from }) end)
     end)
-    if top:flag("use_image_newline_parameter", false) and not next then param { at .. "image_newline", shape = { H } } end
+    local newline = top:flag("use_image_newline_parameter", next)                        -- LLaVA-NeXT takes it whatever this says
+    if newline and not next then param { at .. "image_newline", shape = { H } } end
     x = scope(at .. "multi_modal_projector", function()
       local b = top:flag("multimodal_projector_bias", true)
       local h = act { linear { reshape { x, dim = x.dim }, "linear_1", out = H, bias = b, part = col }, fn = top:text("projector_hidden_act", "gelu") }

@@ -54,7 +54,7 @@ static int check_grid(const struct image_tower *w, const struct image_grid *g, s
     if (g->t == 0 || g->h == 0 || g->w == 0 || g->h % w->merge || g->w % w->merge)
         return err_set(e, ERR_INVALID, "picture %zu has %u x %u x %u patches, which %u x %u do not divide",
                        number, g->t, g->h, g->w, w->merge, w->merge);
-    if (w->taps == IMAGE_TAPS_EXACT && (g->h > w->table_side || g->w > w->table_side))
+    if (w->taps == IMAGE_TAPS_EXACT && (g->h != w->table_side || g->w != w->table_side))
         return err_set(e, ERR_INVALID, "picture %zu has %u x %u patches, and the table of places %u x %u",
                        number, g->h, g->w, w->table_side, w->table_side);
     return ERR_OK;

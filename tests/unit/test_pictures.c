@@ -103,8 +103,8 @@ static void test_exact(void **state)
 {
     (void)state;
     const struct image_tower tower = {.merge = 2, .table_side = 4, .taps = IMAGE_TAPS_EXACT};
-    const struct image_grid grid = {1, 4, 2};
-    static const int32_t want[] = {0, 1, 4, 5, 8, 9, 12, 13};
+    const struct image_grid grid = {1, 4, 4}, smaller = {1, 4, 2};
+    static const int32_t want[] = {0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15};
     struct image_rows r;
     struct arena arena;
     struct err e = {0};
@@ -113,6 +113,7 @@ static void test_exact(void **state)
     assert_int_equal(r.n_taps, 1);
     assert_memory_equal(r.table_rows, want, sizeof want);
     assert_float_equal(r.table_weights[7], 1, 0);
+    assert_int_equal(image_tower_rows(&tower, &smaller, 1, &arena, &r, &e), ERR_INVALID);
     arena_release(&arena);
 }
 
