@@ -398,6 +398,9 @@ static void ranks_of_tiktoken(void **state)
         struct fixture *f = open_front("", text, NULL);
         f->spec.bos_id = -1;
         f->spec.tokenizer_pattern = "[ab]+|.";
+        f->spec.tokenizer_reserved = 45; /* 257 to 301: 300 has a name */
+        f->spec.tokenizer_run = 5;
+        f->spec.tokenizer_piece = 7;
         write_ranks(f);
         open_it(f);
         assert_non_null(f->front);
@@ -406,6 +409,11 @@ static void ranks_of_tiktoken(void **state)
             text_is(f, "ab[EOS]", 3, (const int32_t[]){'a', 'b', 300});
         else
             text_is(f, "ab[EOS]", 2, (const int32_t[]){256, 300});
+        text_is(f, "[EOS]<|reserved_token_301|>", 2, (const int32_t[]){300, 301});
+        if (!own) { /* a run of 6 is cut after 5, a text of 8 after 7 */
+            text_is(f, "bbbbab", 6, (const int32_t[]){'b', 'b', 'b', 'b', 'a', 'b'});
+            text_is(f, "b b b ab", 8, (const int32_t[]){'b', ' ', 'b', ' ', 'b', ' ', 'a', 'b'});
+        }
         close_front(f);
     }
     struct fixture *f = open_front("", NULL, NULL);

@@ -372,8 +372,8 @@ static void small_tokenizers(void **state)
             json_i64(&special->as.members[k].value, &id);
             names[k] = (struct tiktoken_special){(int32_t)id, special->as.members[k].key, true};
         }
-        if (special ? tokenizer_open_tiktoken(&t, data, n, json_string(json_get(entry, "pattern")), names,
-                                              special->n, NULL, &e)
+        const struct tiktoken_rule rule = {.pattern = json_string(json_get(entry, "pattern"))};
+        if (special ? tokenizer_open_tiktoken(&t, data, n, &rule, names, special->n, NULL, &e)
                     : tokenizer_open(&t, data, n, NULL, &e))
             fail_msg("%s: %s", file, e.message);
         bad += differences(f, t, entry, file);
@@ -390,6 +390,48 @@ static void small_tokenizers(void **state)
         arena_release(&a);
     }
     assert_int_equal(bad, 0);
+}
+
+/* The rule by which Kimi's code cuts long text, run in Python, between tiktoken's calls. */
+static void long_texts_are_cut(void **state)
+{
+    struct fixture *f = *state;
+    const struct json *list = json_get(f->reference, "cuts"), *made = json_get(f->reference, "made");
+    const struct json *entry = json_at(made, made->n - 1);
+    struct tokenizer *t = NULL, *uncut = NULL;
+    struct err e = {0};
+    struct ids ids = {0};
+    unsigned matter = 0;
+    char *data, hash[17];
+    size_t n;
+    assert_string_equal(json_string(json_get(entry, "file")), "small.tiktoken");
+    struct tiktoken_rule rule = {json_string(json_get(entry, "pattern")), 400000, 25000, 0};
+    assert_int_equal(file_read(DIR "/small.tiktoken", MAX_FILE, &f->a, &data, &n, &e), ERR_OK);
+    assert_int_equal(tokenizer_open_tiktoken(&t, data, n, &rule, NULL, 0, NULL, &e), ERR_OK);
+    rule.piece_chars = rule.run_chars = 0;
+    assert_int_equal(tokenizer_open_tiktoken(&uncut, data, n, &rule, NULL, 0, NULL, &e), ERR_OK);
+    assert_true(list->n >= 10);
+    for (uint32_t i = 0; i < list->n; i++) {
+        const struct json *parts = json_get(json_at(list, i), "parts");
+        struct strbuf s = STRBUF_INIT;
+        bool matters = false;
+        for (uint32_t k = 0; k < parts->n; k++)
+            for (int64_t r = 0; r < json_at(json_at(parts, k), 1)->as.i; r++)
+                strbuf_puts(&s, json_string(json_at(json_at(parts, k), 0)));
+        encode(t, &s, 0, &ids);
+        fnv_ids(&ids, hash);
+        assert_string_equal(hash, json_string(json_get(json_at(list, i), "ids")));
+        encode(uncut, &s, 0, &ids);
+        fnv_ids(&ids, hash);
+        json_bool(json_get(json_at(list, i), "matters"), &matters);
+        assert_true(matters == (strcmp(hash, json_string(json_get(json_at(list, i), "ids"))) != 0));
+        matter += matters;
+        strbuf_release(&s);
+    }
+    assert_true(matter >= 6);
+    tokenizer_close(t);
+    tokenizer_close(uncut);
+    ids_release(&ids);
 }
 
 /* ---- single stages ---- */
@@ -436,8 +478,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_text_is_the_same), cmocka_unit_test(stages),
-        cmocka_unit_test(small_tokenizers),     cmocka_unit_test(real_tokenizers),
-        cmocka_unit_test(published_vectors),
+        cmocka_unit_test(small_tokenizers),     cmocka_unit_test(long_texts_are_cut),
+        cmocka_unit_test(real_tokenizers),      cmocka_unit_test(published_vectors),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }
