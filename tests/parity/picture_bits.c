@@ -17,7 +17,10 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "api/api.h"
+#include "base/file.h"
 #include "base/hash.h"
+#include "base/str.h"
 #include "image/image.h"
 #include "oracle/oracle.h"
 #include "prompt/prompt.h"
@@ -730,6 +733,135 @@ static int without_tower(struct model *m, struct dev *d, struct err *e)
     return rc;
 }
 
+/* ---- the whole model, opened as a command opens it ----------------------------------------------------- */
+
+/* A vocabulary of as many names as the model has ids. */
+static int write_tokenizer(const char *path, uint32_t n, struct err *e)
+{
+    struct strbuf b = STRBUF_INIT;
+    strbuf_puts(&b,
+                "{\"version\":\"1.0\",\"added_tokens\":[],\"normalizer\":null,\"pre_tokenizer\":null,"
+                "\"post_processor\":null,\"decoder\":null,\"model\":{\"type\":\"BPE\",\"unk_token\":\"t0\","
+                "\"vocab\":{");
+    for (uint32_t i = 0; i < n; i++)
+        strbuf_printf(&b, "%s\"t%u\":%u", i ? "," : "", i, i);
+    strbuf_puts(&b, "},\"merges\":[]}}");
+    int rc = strbuf_failed(&b) ? err_set(e, ERR_NOMEM, "no memory for a tokenizer")
+                               : file_write_atomic(path, b.data, b.len, e);
+    strbuf_release(&b);
+    return rc;
+}
+
+static int open_session(struct model *m, struct session *s, enum session_images images, uint32_t max_patches,
+                        uint64_t memory, struct err *e)
+{
+    const struct session_options o = {.model_dir = m->dir,
+                                      .isa = "fast",
+                                      .n_threads = 2,
+                                      .kv_dtype = D0_F32,
+                                      .memory_bytes = memory,
+                                      .images = images,
+                                      .max_patches = max_patches,
+                                      .max_seqs = 2};
+    struct findings f;
+    findings_init(&f, NULL);
+    int rc = session_open(s, &o, &f, &m->d0, e);
+    findings_release(&f);
+    return rc;
+}
+
+/* The first token is that of the yardstick, which ran on the same instruction set last. */
+static int generates(struct model *m, struct session *s, struct err *e)
+{
+    const struct text *t = &m->texts[SEEN];
+    const float *last = t->want + (size_t)(t->n - 1) * m->vocab;
+    const struct generate_pictures pictures = {.images = t->images,
+                                               .n_images = t->n_pictures,
+                                               .feature_of = t->feature_of,
+                                               .places = t->places,
+                                               .place_delta = t->place_delta};
+    const struct generate_options o = {.max_new = 3,
+                                       .ignore_stop = true,
+                                       .sampling = {.top_p = 1, .vocab_limit = m->vocab},
+                                       .pictures = &pictures};
+    struct ids out = {0};
+    int32_t best = 0;
+    for (uint32_t i = 1; i < m->vocab; i++)
+        best = last[i] > last[best] ? (int32_t)i : best;
+    int rc = session_generate(s, t->ids, t->n, &o, NULL, NULL, &out, NULL, e);
+    if (rc == 0 && (out.n != 3 || out.data[0] != best))
+        rc = err_set(e, ERR_MISMATCH, "%zu tokens, the first is %d, expected %d", out.n,
+                     out.n ? out.data[0] : -1, best);
+    free(out.data);
+    return rc;
+}
+
+static int takes_pictures(struct model *m, struct err *e)
+{
+    struct session s;
+    int rc = open_session(m, &s, SESSION_IMAGES_AUTO, 80, (uint64_t)1 << 30, e);
+    uint64_t kv, scratch;
+    if (rc == 0 && engine_limits(s.engine)->max_patches != 80)
+        rc = err_set(e, ERR_MISMATCH, "it opens without its tower");
+    if (rc == 0) { /* what was predicted holds what was made */
+        engine_memory(s.engine, &kv, &scratch);
+        if (s.memory.pictures < engine_feature_bytes(s.engine) + s.tower_weights->bytes ||
+            s.memory.pictures + s.memory.scratch < engine_feature_bytes(s.engine) + scratch)
+            rc = err_set(e, ERR_MISMATCH, "pictures take more than was planned");
+    }
+    if (rc == 0)
+        rc = generates(m, &s, e);
+    session_close(&s);
+    if (rc)
+        return rc;
+    /* the default is as large as the memory allows */
+    rc = open_session(m, &s, SESSION_IMAGES_AUTO, 0, (uint64_t)1 << 30, e);
+    if (rc == 0 && (engine_limits(s.engine)->max_patches < 1024 || s.memory.pictures > (1u << 30) / 8))
+        rc = err_set(e, ERR_MISMATCH, "pictures of %u patches by default",
+                     engine_limits(s.engine)->max_patches);
+    session_close(&s);
+    return rc;
+}
+
+static int does_without(struct model *m, struct err *e)
+{
+    struct session s;
+    struct err mine = {0};
+    int rc = open_session(m, &s, SESSION_IMAGES_OFF, 0, (uint64_t)1 << 30, e);
+    if (rc == 0 && (engine_limits(s.engine)->n_feature_rows || s.tower_weights || s.memory.pictures))
+        rc = err_set(e, ERR_MISMATCH, "a tower, though off");
+    const uint64_t text = s.memory.total;
+    session_close(&s);
+    if (rc)
+        return rc;
+    /* memory for the text alone */
+    rc = open_session(m, &s, SESSION_IMAGES_AUTO, 4000000, text + (1u << 20), e);
+    if (rc == 0 && engine_limits(s.engine)->n_feature_rows)
+        rc = err_set(e, ERR_MISMATCH, "a tower that the memory does not hold");
+    session_close(&s);
+    if (rc == 0)
+        rc = wants(open_session(m, &s, SESSION_IMAGES_ON, 4000000, text + (1u << 20), &mine), ERR_NOMEM,
+                   "pictures asked for without memory", e);
+    session_close(&s);
+    return rc;
+}
+
+static void test_session(struct tap *tap, struct model *m)
+{
+    char path[128], name[96];
+    struct err e;
+    err_clear(&e);
+    snprintf(path, sizeof path, "%s/tokenizer.json", m->dir);
+    int rc = write_tokenizer(path, m->vocab, &e);
+    if (rc == 0)
+        rc = takes_pictures(m, &e);
+    if (rc == 0)
+        rc = does_without(m, &e);
+    unlink(path);
+    snprintf(name, sizeof name, "%s: opened whole", m->t.family);
+    result(tap, rc == 0, name, rc ? e.message : "takes pictures, or does without");
+}
+
 /* ---- families ------------------------------------------------------------------------------------------ */
 
 static int open_model(struct model *m, const char *family, struct err *e)
@@ -846,6 +978,7 @@ int main(void)
         } else {
             test_isa(&tap, &m, "ref");
             test_isa(&tap, &m, "fast");
+            test_session(&tap, &m);
         }
         close_model(&m);
     }
