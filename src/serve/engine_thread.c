@@ -279,12 +279,7 @@ static void *engine_main(void *arg)
 static int make_buffers(struct engine_thread *t, struct err *e)
 {
     const struct engine_limits *l = &t->o.sched.limits;
-    uint64_t pages, plan;
-    if (!mul_u64(l->max_seqs, l->max_pages_per_seq, &pages) || pages > STEP_MAX_BYTES / sizeof(int32_t))
-        pages = STEP_MAX_BYTES / sizeof(int32_t);
-    plan = sizeof(struct step_plan) + 64 + (uint64_t)l->max_seqs * sizeof(struct step_seq) +
-           ((uint64_t)l->max_tokens + pages) * sizeof(int32_t);
-    t->plan_cap = plan < STEP_MAX_BYTES ? (size_t)plan : STEP_MAX_BYTES;
+    t->plan_cap = step_plan_bytes(l);
     t->result_cap = engine_result_bytes(l, false) + 1024; /* room for an error, whatever the limits are */
     t->plan = malloc(t->plan_cap);
     t->result = calloc(1, t->result_cap);
