@@ -173,6 +173,9 @@ struct prompt_pixels {
     uint64_t decode_ns, process_ns;
 };
 
+/* What its inputs are made by. */
+struct image_tower prompt_tower(const struct spec_tower *w);
+
 /* Decodes and processes one picture into the arena. Touches nothing else: any number of threads may, each
  * with an arena of its own. ERR_FORMAT (damaged), ERR_UNSUPPORTED, ERR_LIMIT, ERR_NOMEM. */
 int prompt_picture_make(const struct prompt_front *p, const struct prompt_picture *picture,
