@@ -166,7 +166,7 @@ struct prompt_input {
 
 struct prompt_pixels {
     uint8_t key[32]; /* SHA-256 of pixels, sizes and whatever of the processor changes what becomes of them */
-    size_t n_patches; /* T: rows of the tower; 0: the model has no graph of its tower */
+    size_t n_patches; /* T: rows of the tower, class rows too; 0: the model has no graph of its tower */
     uint32_t n_rows;  /* R: rows that leave it */
     uint32_t n_inputs;
     struct prompt_input inputs[PROMPT_MAX_INPUTS]; /* exactly those that spec->vision has */
