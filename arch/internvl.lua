@@ -62,6 +62,7 @@ local function tower_of(v, own, depth, from)
 end
 
 return {
+  placeholders = { marker = "<IMG_CONTEXT>", picture = "<img>$tokens</img>" },
   arch = { "InternVLForConditionalGeneration", "InternVLChatModel" },
   model_type = { "internvl", "internvl_chat" },
   build = function(top, architecture)
