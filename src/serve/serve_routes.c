@@ -44,6 +44,8 @@ static int prompt_error(struct api_error *err, const struct request_params *p, c
 {
     const char *param = p->messages ? "messages" : "prompt";
     char text[600];
+    for (int i = 0; i < e->n_frames; i++) /* the part of a message that it is about */
+        param = str_starts(e->frames[i], "messages[") ? e->frames[i] : param;
     int status = e->code == ERR_NOMEM ? 500 : 400;
     return api_error(err, status,
                      e->code == ERR_UNSUPPORTED ? "unsupported"
@@ -131,6 +133,27 @@ static int picture_error(struct api_error *err, uint32_t message, uint32_t part,
     return api_error(err, 400, code, param, "%s: %s", param, text);
 }
 
+/* How fine a picture is looked at is the model's own rule: who asks for less of it would not get that. */
+static int check_details(const struct json *messages, struct api_error *err)
+{
+    char text[128];
+    for (uint32_t i = 0; i < messages->n; i++) {
+        const struct json *content = json_get(json_at(messages, i), "content");
+        for (uint32_t k = 0; content && content->type == JSON_ARRAY && k < content->n; k++) {
+            const struct json *detail = json_get(json_get(json_at(content, k), "image_url"), "detail");
+            const char *s = json_string(detail);
+            if (detail == NULL || detail->type == JSON_NULL ||
+                (s && (strcmp(s, "auto") == 0 || strcmp(s, "high") == 0)))
+                continue;
+            snprintf(text, sizeof text, "image_url.detail %.40s is not supported unless it is auto or high",
+                     s ? s : "");
+            text[utf8_complete_prefix(text, strlen(text))] = '\0';
+            return picture_error(err, i, k, "unsupported", text);
+        }
+    }
+    return 0;
+}
+
 /* Files are looked for nowhere: what the client says is all there is. */
 static int fetch_nothing(void *ctx, const char *where, struct arena *arena, const void **bytes, size_t *n,
                          struct err *e)
@@ -179,6 +202,9 @@ static int read_pictures(struct serve *s, struct request_input *in, struct api_e
         return picture_error(err, message, part, "unsupported",
                              s->front->eyes ? "this server was started without pictures"
                                             : "this model takes no pictures");
+    int rc = check_details(in->params.messages, err);
+    if (rc)
+        return rc;
     in->pictures = picture_set_new(s->pool);
     if (in->pictures == NULL)
         return api_error(err, 500, "internal", "messages", "out of memory");
