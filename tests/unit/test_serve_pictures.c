@@ -501,13 +501,14 @@ static void leaving_early(void **state)
     for (int i = 0; i < CROWD; i++)
         if (http_client_add(c, &q, &h, NULL, &t[i], &e))
             fail_msg("%s", e.message);
-    for (int i = 0; i < 20 && metric(s, "day0_images_total") == 0; i++)
+    for (int i = 0; i < 1000 && metric(s, "day0_images_waiting") < 8; i++)
         assert_int_equal(http_client_poll(c, 20000000, &e), 0);
     for (int i = 0; i < CROWD; i++)
         http_client_cancel(c, t[i]);
     run_all(c);
     all_is_free(s);
     assert_true(metric(s, "day0_requests_total{outcome=\"client_gone\"}") > 0);
+    assert_true(metric(s, "day0_images_total") > metric(s, "day0_image_decode_seconds_count"));
     content(&b, SEEDS(1), "hello");
     assert_int_equal(ask(s, b.data, "", &a), 200); /* and the service goes on */
     release(&a);
