@@ -136,7 +136,7 @@ struct answer {
     int32_t ids[16]; /* generated */
     size_t n_ids;
     int64_t prompt, images, cached;
-    double timings[6]; /* images, queue, vision, prefill, decode, total; -1: not there */
+    double timings[7]; /* prompt, images, queue, vision, prefill, decode, total; -1: not there */
     int leave_after, n_events;
     bool done;
 };
@@ -155,7 +155,7 @@ static void copy(char *to, size_t cap, const struct json *v)
 
 static void read_answer(struct answer *a, const struct json *v)
 {
-    static const char *const names[] = {"images_s",  "queue_s",  "vision_s",
+    static const char *const names[] = {"prompt_s",  "images_s", "queue_s", "vision_s",
                                         "prefill_s", "decode_s", "total_s"};
     const struct json *choice = json_at(json_get(v, "choices"), 0), *message = json_get(choice, "message"),
                       *usage = json_get(v, "usage"), *error = json_get(v, "error"),
@@ -471,16 +471,18 @@ static void times_are_told(void **state)
     for (int stream = 0; stream < 2; stream++) {
         assert_int_equal(ask(s, b.data, stream ? ",\"stream\":true" : "", &a), 200);
         double sum = 0;
-        for (size_t i = 0; i < 5; i++) {
+        for (size_t i = 0; i < 6; i++) {
             assert_true(a.timings[i] >= 0);
             sum += a.timings[i];
         }
-        assert_true(a.timings[0] > 0 && a.timings[2] > 0 && a.timings[3] > 0);
-        assert_true(sum > 0.999999 * a.timings[5] && sum < 1.000001 * a.timings[5]);
+        assert_true(a.timings[1] > 0 && a.timings[3] > 0 && a.timings[4] > 0);
+        assert_true(sum > 0.999999 * a.timings[6] && sum < 1.000001 * a.timings[6]);
     }
     content(&b, SEEDS(0), "all");
     assert_int_equal(ask(s, b.data, "", &a), 200);
-    assert_true(a.timings[0] == -1 && a.timings[2] == -1 && a.timings[5] > 0);
+    assert_true(a.timings[1] == -1 && a.timings[3] == -1);
+    double sum = a.timings[0] + a.timings[2] + a.timings[4] + a.timings[5];
+    assert_true(sum > 0.999999 * a.timings[6] && sum < 1.000001 * a.timings[6]);
     assert_true(metric(s, "day0_images_total") == 6);
     assert_true(metric(s, "day0_images_encoded_total") == 6);
     assert_true(metric(s, "day0_image_decode_seconds_count") == 6);
@@ -494,6 +496,7 @@ static void times_are_told(void **state)
            parts =
                metric(s, "day0_image_decode_seconds_sum") + metric(s, "day0_image_preprocess_seconds_sum");
     assert_true(busy >= 0.999999 * parts && parts > 0);
+    assert_true(metric(s, "day0_prompt_seconds_count") == 3);
     assert_true(metric(s, "day0_vision_busy_seconds_total") > 0);
     release(&a);
     strbuf_release(&b);
