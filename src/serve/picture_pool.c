@@ -299,6 +299,27 @@ int picture_pool_call(struct picture_pool *p, struct pool_call *call, uint64_t b
     return ERR_OK;
 }
 
+bool picture_pool_uncall(struct picture_pool *p, struct pool_call *call)
+{
+    struct pool_call *before = NULL;
+    pthread_mutex_lock(&p->lock);
+    struct pool_call *c = p->calls;
+    for (; c && c != call; c = c->next)
+        before = c;
+    if (c && before)
+        before->next = c->next;
+    else if (c)
+        p->calls = c->next;
+    if (c && p->last_call == c)
+        p->last_call = before;
+    pthread_mutex_unlock(&p->lock);
+    if (c == NULL)
+        return false;
+    atomic_fetch_sub(&p->held_bytes, c->bytes);
+    c->drop(c);
+    return true;
+}
+
 struct pool_call *picture_pool_returned(struct picture_pool *p)
 {
     pthread_mutex_lock(&p->lock);

@@ -36,7 +36,7 @@ struct picture_set {
 /* Other work for a thread of the pool: goes before pictures, and comes back to the loop. */
 struct pool_call {
     void (*run)(struct pool_call *call);  /* on that thread */
-    void (*drop)(struct pool_call *call); /* by picture_pool_close, where it did not come back */
+    void (*drop)(struct pool_call *call); /* where it does not come back */
     uint64_t bytes;                       /* counted in the pool until it comes back */
     struct pool_call *next;
 };
@@ -80,6 +80,8 @@ int picture_pool_reserve(struct picture_set *s, struct err *e);
 void picture_pool_submit(struct picture_set *s);
 /* Takes the call over unless it fails. ERR_BUSY, ERR_LIMIT as of picture_pool_reserve. */
 int picture_pool_call(struct picture_pool *p, struct pool_call *call, uint64_t bytes, struct err *e);
+/* Drops a call that no thread has begun. False: it will return. */
+bool picture_pool_uncall(struct picture_pool *p, struct pool_call *call);
 struct pool_call *picture_pool_returned(struct picture_pool *p); /* the caller's again; or NULL */
 void picture_pool_cancel(struct picture_pool *p, uint64_t id);   /* a set that was submitted and not taken */
 struct picture_set *picture_pool_take(struct picture_pool *p);   /* one that is done, or NULL */

@@ -73,9 +73,11 @@ static void drop_reading(struct pool_call *call)
 static void on_reader_gone(struct http_exchange *x, void *user)
 {
     struct body_reading *r = user;
+    struct serve *s = r->serve;
     (void)x;
     r->exchange = NULL;
-    r->serve->metrics.outcomes[OUTCOME_CLIENT_GONE]++;
+    s->metrics.outcomes[OUTCOME_CLIENT_GONE]++;
+    s->n_reading -= picture_pool_uncall(s->pool, &r->call);
 }
 
 static void refuse_reading(struct serve *s, struct http_exchange *x, const struct err *e)
