@@ -179,8 +179,8 @@ int prompt_picture_make(const struct prompt_front *p, const struct prompt_pictur
                         const struct image_limits *limits, struct arena *arena, struct prompt_pixels *out,
                         struct err *e);
 
-/* The message that an engine's tower of this shape takes, malloc'ed: free(*out). ERR_MISMATCH: an input of the
- * tower is not there, or of another size. ERR_LIMIT, ERR_NOMEM. */
+/* The message that an engine's tower of this shape takes, malloc'ed: free(*out). ERR_MISMATCH: an input of
+ * the tower is not there, or of another size. ERR_LIMIT, ERR_NOMEM. */
 struct picture_shape;
 struct picture_plan;
 int prompt_picture_message(const struct prompt_pixels *pixels, const struct picture_shape *shape,
