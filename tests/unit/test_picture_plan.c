@@ -329,6 +329,7 @@ static void test_places(void **state)
     PLACE(ERR_FORMAT, k[2].span[0] = 2);
     PLACE(ERR_FORMAT, k[2].span[1] = 3);
     PLACE(ERR_FORMAT, k[3].span[1] = 5);
+    PLACE(ERR_FORMAT, k[2].span[1] = 5); /* another than the token before has */
     PLACE(ERR_FORMAT, k[4].span[0] = 3);
     PLACE(ERR_FORMAT, k[4].span[1] = 6); /* beyond its run */
     PLACE(ERR_FORMAT, k[5].span[0] = 7); /* before it */
