@@ -2,6 +2,7 @@
 --
 -- Qwen2.5-VL: as Qwen2-VL, with a tower of the text's kind of blocks, most of which attend within windows of the image only.
 return {
+  placeholders = talk.placeholders.qwen,
   arch = "Qwen2_5_VLForConditionalGeneration",
   model_type = "qwen2_5_vl",
   output = talk.formats.hermes,
@@ -31,7 +32,7 @@ return {
       v:opt "tokens_per_second"                                                          -- places of frames of a video
       local full = {}                                                                    -- the blocks that see the whole image
       for _, i in ipairs(v:list "fullatt_block_indexes") do full[i] = true end
-      local angles = rope { dim = W // vh, theta = 10000, plane = true }                 -- half of the angles from h, half from w
+      local angles = rope { dim = W // vh, theta = 10000, plane = "halves" }                 -- half of the angles from h, half from w
       local x = conv { input "patches", "patch_embed.proj", shape = { W, colours, frames, p, p } }
       x = layers { x, n = v:count "depth", at = "blocks.%d", each = function(x, i)
         local qkv = linear { rms_norm { x, "norm1", eps = 1e-6 }, "attn.qkv", out = 3 * W, bias = true, part = heads(vh), pieces = { W, W, W } }

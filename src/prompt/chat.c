@@ -9,7 +9,7 @@
 #include <time.h>
 
 #include "base/thread.h"
-#include "prompt/prompt.h"
+#include "prompt/prompt_impl.h"
 
 #define CHAT_MAX_TEXT (32u << 20) /* bytes of a rendering */
 #define CHAT_MAX_LIST (1u << 20)  /* segments */
@@ -25,17 +25,27 @@ static const struct json *object_in(const struct json *text, struct arena *scrat
     return v->type == JSON_OBJECT ? v : NULL;
 }
 
-/* {"name", "arguments": "{...}"}: arguments become the object, their text stays as arguments_text. */
-static void write_function(struct json_writer *w, const struct json *f, struct arena *scratch)
+/* Writes messages with the arguments of their tool calls as objects. */
+struct rewriting {
+    struct json_writer w;
+    struct arena *scratch;
+    bool keep_text; /* as arguments_text beside the object */
+    bool changed;
+};
+
+/* {"name", "arguments": "{...}"}: arguments become the object. */
+static void write_function(struct rewriting *r, const struct json *f)
 {
+    struct json_writer *w = &r->w;
     json_begin_object(w);
     for (uint32_t i = 0; i < f->n; i++) {
         const struct json_member *m = &f->as.members[i];
         bool text = strcmp(m->key, "arguments") == 0 && m->value.type == JSON_STRING;
-        const struct json *v = text ? object_in(&m->value, scratch) : NULL;
-        if (strcmp(m->key, "arguments_text") == 0)
+        const struct json *v = text ? object_in(&m->value, r->scratch) : NULL;
+        if (r->keep_text && strcmp(m->key, "arguments_text") == 0)
             continue;
-        if (text) {
+        r->changed = r->changed || v;
+        if (text && r->keep_text) {
             json_key(w, "arguments_text");
             json_write_tree(w, &m->value);
         }
@@ -45,30 +55,32 @@ static void write_function(struct json_writer *w, const struct json *f, struct a
     json_end_object(w);
 }
 
-static void write_call(struct json_writer *w, const struct json *call, struct arena *scratch)
+static void write_call(struct rewriting *r, const struct json *call)
 {
+    struct json_writer *w = &r->w;
     const struct json *f = json_get(call, "function");
     if (call->type != JSON_OBJECT) {
         json_write_tree(w, call);
         return;
     }
     if (f == NULL || f->type != JSON_OBJECT) {
-        write_function(w, call, scratch);
+        write_function(r, call);
         return;
     }
     json_begin_object(w);
     for (uint32_t i = 0; i < call->n; i++) {
         json_key(w, call->as.members[i].key);
         if (&call->as.members[i].value == f)
-            write_function(w, f, scratch);
+            write_function(r, f);
         else
             json_write_tree(w, &call->as.members[i].value);
     }
     json_end_object(w);
 }
 
-static void write_message(struct json_writer *w, const struct json *m, struct arena *scratch)
+static void write_message(struct rewriting *r, const struct json *m)
 {
+    struct json_writer *w = &r->w;
     json_begin_object(w);
     for (uint32_t i = 0; i < m->n; i++) {
         const struct json_member *member = &m->as.members[i];
@@ -79,14 +91,27 @@ static void write_message(struct json_writer *w, const struct json *m, struct ar
         }
         json_begin_array(w);
         for (uint32_t k = 0; k < member->value.n; k++)
-            write_call(w, json_at(&member->value, k), scratch);
+            write_call(r, json_at(&member->value, k));
         json_end_array(w);
     }
     json_end_object(w);
 }
 
-static int check_messages(const struct json *messages, struct err *e)
+/* A part of type image is a marker to a function, so it must be the place of a picture. */
+static int check_images(const struct prompt_chat *q, const struct json *content, uint32_t i, struct err *e)
 {
+    for (uint32_t k = 0; content && content->type == JSON_ARRAY && k < content->n; k++) {
+        const char *type = json_string(json_get(json_at(content, k), "type"));
+        if (type && strcmp(type, "image") == 0 && !q->pictures && !q->media)
+            return err_set(e, ERR_UNSUPPORTED,
+                           "messages[%u].content: parts of type \"image\" are not supported", i);
+    }
+    return ERR_OK;
+}
+
+static int check_messages(const struct prompt_chat *q, struct err *e)
+{
+    const struct json *messages = q->messages;
     if (messages == NULL || messages->type != JSON_ARRAY || messages->n == 0)
         return err_set(e, ERR_INVALID, "messages is missing, empty or no array");
     if (messages->n > PROMPT_MAX_MESSAGES)
@@ -97,6 +122,9 @@ static int check_messages(const struct json *messages, struct err *e)
             return err_set(e, ERR_INVALID, "messages[%u] is no object", i);
         if (json_string(json_get(m, "role")) == NULL)
             return err_set(e, ERR_INVALID, "messages[%u].role is missing or no string", i);
+        int rc = check_images(q, json_get(m, "content"), i, e);
+        if (rc)
+            return rc;
     }
     return ERR_OK;
 }
@@ -110,17 +138,26 @@ static int write_and_read(struct strbuf *text, struct arena *arena, const struct
     return rc;
 }
 
-static int prepare_messages(const struct json *messages, struct arena *arena, const struct json **out,
-                            struct err *e)
+int prompt_objects(const struct json *messages, bool keep_text, struct arena *arena, const struct json **out,
+                   struct err *e)
 {
     struct strbuf text = STRBUF_INIT;
-    struct json_writer w;
-    json_writer_init(&w, &text, false);
-    json_begin_array(&w);
+    struct rewriting r = {.scratch = arena, .keep_text = keep_text};
+    bool calls = keep_text;
+    *out = messages;
+    for (uint32_t i = 0; i < messages->n && !calls; i++)
+        calls = json_get(json_at(messages, i), "tool_calls") != NULL;
+    if (!calls)
+        return ERR_OK;
+    json_writer_init(&r.w, &text, false);
+    json_begin_array(&r.w);
     for (uint32_t i = 0; i < messages->n; i++)
-        write_message(&w, json_at(messages, i), arena);
-    json_end_array(&w);
-    return write_and_read(&text, arena, out, e);
+        write_message(&r, json_at(messages, i));
+    json_end_array(&r.w);
+    if (r.changed || keep_text)
+        return write_and_read(&text, arena, out, e);
+    strbuf_release(&text);
+    return ERR_OK;
 }
 
 static bool has_variable(const struct prompt_chat *q, const char *key)
@@ -202,9 +239,9 @@ int prompt_segments(const struct spec *s, const struct prompt_chat *q, struct ar
                     const struct json **segments, struct err *e)
 {
     const struct json *messages = NULL, *options = NULL;
-    int rc = check_messages(q->messages, e);
+    int rc = check_messages(q, e);
     if (rc == 0)
-        rc = prepare_messages(q->messages, arena, &messages, e);
+        rc = prompt_objects(q->messages, true, arena, &messages, e);
     if (rc == 0)
         rc = prepare_options(q, arena, &options, e);
     if (rc == 0)
@@ -224,6 +261,31 @@ static int add_special(const struct prompt_front *p, const char *text, struct id
     return ERR_OK;
 }
 
+/* One segment, which may be the marker of the next picture. */
+static int add_segment(const struct prompt_front *p, const struct prompt_pictures *pictures, uint32_t *used,
+                       const struct json *segment, struct strbuf *rendered, struct ids *out, struct err *e)
+{
+    const struct json *text = json_get(segment, "text");
+    struct strbuf stands = STRBUF_INIT;
+    bool special = false;
+    json_bool(json_get(segment, "special"), &special);
+    if (pictures == NULL || !special || strcmp(text->as.string, p->eyes->rules.marker) != 0) {
+        if (rendered)
+            strbuf_add(rendered, text->as.string, text->n);
+        return special ? add_special(p, text->as.string, out, e)
+                       : tokenizer_encode(p->tokenizer, text->as.string, text->n, 0, out, e);
+    }
+    if (++*used > pictures->n)
+        return ERR_OK; /* counted; whoever calls refuses */
+    int rc = placeholders_write(p, &pictures->list[*used - 1], &stands, e);
+    if (rc == 0)
+        rc = tokenizer_encode(p->tokenizer, stands.data, stands.len, TOKENIZE_PARSE_SPECIAL, out, e);
+    if (rc == 0 && rendered)
+        strbuf_add(rendered, stands.data, stands.len);
+    strbuf_release(&stands);
+    return rc;
+}
+
 int prompt_by_function(const struct prompt_front *p, const struct prompt_chat *q, struct strbuf *rendered,
                        struct ids *out, struct err *e)
 {
@@ -232,17 +294,14 @@ int prompt_by_function(const struct prompt_front *p, const struct prompt_chat *q
     struct ids nobody = {0}; /* wants them, yet they are made: an unknown special token is an error */
     out = out ? out : &nobody;
     size_t mark = out->n;
+    uint32_t used = 0;
     arena_init(&arena, p->arena.mem, MEM_REQUEST);
     int rc = prompt_segments(p->spec, q, &arena, &list, e);
-    for (uint32_t i = 0; rc == 0 && i < list->n; i++) {
-        const struct json *text = json_get(json_at(list, i), "text");
-        bool special = false;
-        json_bool(json_get(json_at(list, i), "special"), &special);
-        rc = special ? add_special(p, text->as.string, out, e)
-                     : tokenizer_encode(p->tokenizer, text->as.string, text->n, 0, out, e);
-        if (rendered)
-            strbuf_add(rendered, text->as.string, text->n);
-    }
+    for (uint32_t i = 0; rc == 0 && i < list->n; i++)
+        rc = add_segment(p, q->pictures, &used, json_at(list, i), rendered, out, e);
+    if (rc == 0 && q->pictures && used != q->pictures->n)
+        rc = err_set(e, ERR_MISMATCH, "%s: chat writes %s %u times, and there are %u pictures",
+                     p->spec->arch_name, p->eyes->rules.marker, used, q->pictures->n);
     if (rc == 0 && rendered && strbuf_failed(rendered))
         rc = err_set(e, ERR_NOMEM, "out of memory for the prompt");
     if (rc)

@@ -3,8 +3,9 @@
  * The text front of a model: tokenizer, special ids and chat templates of one directory. Turns messages or
  * text into ids, once and only once with BOS. A model is rendered by its chat template, by the chat function
  * of its architecture file where no template works, or plainly (message contents joined by newlines), and
- * says so; a template that cannot be rendered is refused where there is no function, never approximated. Also
- * reads what a model writes: reasoning, text, tool calls.
+ * says so; a template that cannot be rendered is refused where there is no function, never approximated.
+ * Pictures of a conversation: which tokens stand for them, by rules of the architecture file, and what the
+ * tower is given. Also reads what a model writes: reasoning, text, tool calls.
  */
 #ifndef PROMPT_PROMPT_H
 #define PROMPT_PROMPT_H
@@ -33,8 +34,9 @@ struct prompt_front {
     const struct json *token_names; /* object: bos_token and the like -> text, for templates */
     int32_t media_ids[8];           /* what pictures, videos and sound become in a prompt */
     uint32_t n_media;
-    int32_t bos_id; /* -1 none */
-    bool force_bos; /* tokenizer_config.json asks for a BOS that tokenizer.json does not add */
+    struct prompt_eyes *eyes; /* how it takes pictures; NULL: not at all */
+    int32_t bos_id;           /* -1 none */
+    bool force_bos;           /* tokenizer_config.json asks for a BOS that tokenizer.json does not add */
     struct arena arena;
 };
 
@@ -54,7 +56,8 @@ struct prompt_chat {
     bool no_generation_prompt;                  /* add_generation_prompt: false */
     bool parse_special; /* special tokens in messages become ids, as transformers does; not with a function */
     bool media;         /* parts that are not text are allowed: the template says what they become */
-    int64_t now;        /* Unix seconds, for today's date; 0: the clock; negative: none */
+    const struct prompt_pictures *pictures; /* of these messages: placeholders stand for them; or NULL */
+    int64_t now;                            /* Unix seconds, for today's date; 0: the clock; negative: none */
 };
 
 /* Findings T001..T003 for what is wrong with the tokenizer: then *out is NULL and the return ERR_OK. */
@@ -86,11 +89,115 @@ int prompt_by_function(const struct prompt_front *p, const struct prompt_chat *q
 int prompt_messages(const struct prompt_front *p, const struct json *messages, struct strbuf *rendered,
                     struct ids *out, struct err *e);
 
-/* Where the tokens of a prompt with pictures stand: places [n, 3], time, height and width, and the row of the
- * tower's output that each takes, feature_of [n], -1 for text. A run of placeholders is one picture, whose
- * grid of patches comes next. Text counts up in all three; a picture begins where the text before it ended,
- * and the text behind it goes on after its longer side. ERR_MISMATCH: runs, their lengths and the grids do
- * not agree. ERR_UNSUPPORTED: the model's placeholder is not known. */
+/* ---- pictures ----
+ *
+ * In turn: prompt_pictures_read (sizes only: every refusal comes early), prompt_chat with .pictures,
+ * prompt_lay_pictures; and prompt_picture_make for each, on any thread.
+ */
+
+/* Bytes of a picture that is named other than by a data: URL: a URL, or a path. They must live as long as the
+ * arena. ERR_UNSUPPORTED: this caller fetches no such thing. */
+typedef int (*prompt_fetch)(void *ctx, const char *where, struct arena *arena, const void **bytes, size_t *n,
+                            struct err *e);
+
+#define PROMPT_MAX_PICTURES 256
+
+struct prompt_picture_options {
+    prompt_fetch fetch; /* NULL: data: URLs only */
+    void *ctx;
+    uint32_t max_pictures; /* 0: PROMPT_MAX_PICTURES */
+    size_t max_bytes;      /* of one file; 0: 64 MiB */
+    struct image_limits image;
+    uint32_t width, height; /* not 0: no bytes are asked for, every picture counts as one of this size */
+};
+
+struct prompt_picture {
+    uint32_t message, part; /* where it stands */
+    const void *bytes;      /* the file, n bytes; needed until prompt_picture_make */
+    size_t n;
+    struct image_info info;
+    struct image_plan plan;
+    struct image_grid *grids; /* [n_grids] as the tower is given them: one, or one for each tile */
+    uint32_t n_grids;
+    uint32_t n_rows; /* rows of features: so many tokens stand for it */
+    size_t first;    /* by prompt_lay_pictures: token that takes its first row */
+};
+
+struct prompt_pictures {
+    const struct json *messages; /* as a template gets them: each picture is {"type": "image"} */
+    struct prompt_picture *list;
+    uint32_t n;
+};
+
+/* The pictures of a conversation, in order: parts {"type": "image_url", "image_url": {"url": ...}} and
+ * {"type": "image", "image" or "path" or "url": ..., or "base64": ...}. Reads headers, decodes nothing.
+ * Everything in the arena. ERR_INVALID names the part and what is wrong with it; ERR_UNSUPPORTED: the model
+ * takes no pictures, or not this one; ERR_FORMAT: a damaged header; ERR_LIMIT. */
+int prompt_pictures_read(const struct prompt_front *p, const struct json *messages,
+                         const struct prompt_picture_options *o, struct arena *arena,
+                         struct prompt_pictures *out, struct err *e);
+
+/* Where the tokens of a prompt with pictures stand. */
+struct prompt_layout {
+    size_t n;
+    int32_t *places;     /* [n, 3] time, height, width; all three the token's number where the model does not
+                            turn by them */
+    int32_t *feature_of; /* [n] row among those of all pictures of the prompt, or -1 */
+    int32_t *spans;      /* [n, 2] first token and the one behind the last that a token sees both ways;
+                            NULL: no picture is seen so */
+    int32_t place_delta; /* a generated token at position p has place p + place_delta */
+};
+
+/* From the ids that prompt_chat() gave; sets `first` of each picture. In the arena. ERR_MISMATCH names both
+ * numbers: tokens that stand for pictures, and rows that there are. */
+int prompt_lay_pictures(const struct prompt_front *p, const struct prompt_pictures *pictures,
+                        const int32_t *ids, size_t n, struct arena *arena, struct prompt_layout *out,
+                        struct err *e);
+
+/* One input of the tower: `rows` rows of `width` numbers, float32 or int32 as the role (enum d0_input_role)
+ * has it. */
+struct prompt_input {
+    uint32_t role;
+    uint32_t width;
+    size_t rows;
+    const void *data;
+};
+#define PROMPT_MAX_INPUTS 12
+
+struct prompt_pixels {
+    uint8_t key[32]; /* SHA-256 of pixels, sizes and whatever of the processor changes what becomes of them */
+    size_t n_patches; /* T: rows of the tower, class rows too; 0: the model has no graph of its tower */
+    uint32_t n_rows;  /* R: rows that leave it */
+    uint32_t n_inputs;
+    struct prompt_input inputs[PROMPT_MAX_INPUTS]; /* exactly those that spec->vision has */
+    uint64_t decode_ns, process_ns;
+};
+
+/* What its inputs are made by. */
+struct image_tower prompt_tower(const struct spec_tower *w);
+
+/* Decodes and processes one picture into the arena. Touches nothing else: any number of threads may, each
+ * with an arena of its own. ERR_FORMAT (damaged), ERR_UNSUPPORTED, ERR_LIMIT, ERR_NOMEM. */
+int prompt_picture_make(const struct prompt_front *p, const struct prompt_picture *picture,
+                        const struct image_limits *limits, struct arena *arena, struct prompt_pixels *out,
+                        struct err *e);
+
+/* The message that an engine's tower of this shape takes, malloc'ed: free(*out). ERR_MISMATCH: an input of
+ * the tower is not there, or of another size. ERR_LIMIT, ERR_NOMEM. */
+struct picture_shape;
+struct picture_plan;
+int prompt_picture_message(const struct prompt_pixels *pixels, const struct picture_shape *shape,
+                           struct picture_plan **out, size_t *bytes, struct err *e);
+
+/* Findings I001 to I003: what keeps a model whose architecture file has rules for pictures from taking any.
+ */
+int prompt_check_pictures(const struct prompt_front *p, struct findings *f, struct err *e);
+
+/* Where the tokens stand whose runs are whole pictures: places [n, 3], time, height and width, and the row of
+ * the tower's output that each takes, feature_of [n], -1 for text. A run of placeholders is one picture,
+ * whose grid of patches comes next. Text counts up in all three; a picture begins where the text before it
+ * ended, and the text behind it goes on after its longer side. ERR_MISMATCH: runs, their lengths and the
+ * grids do not agree. ERR_UNSUPPORTED: the model's placeholder is not known. */
 int prompt_places(const struct spec_tower *tower, const int32_t *ids, size_t n,
                   const struct image_grid *grids, size_t n_grids, int32_t *places, int32_t *feature_of,
                   struct err *e);

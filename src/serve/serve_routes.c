@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * From an HTTP request to an answer or a live request: paths, bodies, prompts, limits. Every refusal is an
- * error in OpenAI's shape with the right status, before the engine hears of it.
+ * From an HTTP request to an answer or a live request: paths, and who reads a body. Every refusal is an error
+ * in OpenAI's shape with the right status, before the engine hears of it.
  */
+#include <stdlib.h>
 #include <string.h>
 
+#include "base/thread.h"
 #include "serve/serve_impl.h"
-
-#define MAX_JSON_DEPTH 64
 
 void reply_json(struct http_exchange *x, int status, const struct strbuf *body)
 {
@@ -29,165 +29,140 @@ void reply_error(struct http_exchange *x, const struct api_error *err)
 
 static void refuse(struct serve *s, struct http_exchange *x, const struct api_error *err)
 {
-    s->metrics.outcomes[err->status == 503   ? OUTCOME_NOT_READY
+    s->metrics.outcomes[err->status == 429   ? OUTCOME_QUEUE_FULL
+                        : err->status == 503 ? OUTCOME_NOT_READY
                         : err->status >= 500 ? OUTCOME_FAILED
                                              : OUTCOME_BAD_REQUEST]++;
+    if (err->status == 429 || err->status == 503)
+        http_add_header(x, "Retry-After", "1");
     reply_error(x, err);
-}
-
-/* ---- prompts ---- */
-
-/* Errors of tokenizing and rendering as the client sees them. */
-static int prompt_error(struct api_error *err, const struct request_params *p, const struct err *e)
-{
-    const char *param = p->messages ? "messages" : "prompt";
-    char text[600];
-    int status = e->code == ERR_NOMEM ? 500 : 400;
-    return api_error(err, status,
-                     e->code == ERR_UNSUPPORTED ? "unsupported"
-                     : status == 500            ? "internal"
-                                                : "invalid_value",
-                     param, "%s", err_format(e, text, sizeof text));
-}
-
-static int too_long(const struct serve *s, struct api_error *err, const struct request_params *p,
-                    uint64_t n_prompt, uint64_t max_tokens)
-{
-    return api_error(err, 400, "context_length_exceeded", p->messages ? "messages" : "prompt",
-                     "the context holds %u tokens; the prompt has %llu and max_tokens is %llu, together %llu",
-                     s->max_context, (unsigned long long)n_prompt, (unsigned long long)max_tokens,
-                     (unsigned long long)(n_prompt + max_tokens));
-}
-
-static int ids_from_json(const struct serve *s, const struct json *v, struct ids *ids, struct api_error *err)
-{
-    int64_t vocab = s->front->spec->vocab_size;
-    if (vec_reserve((void **)&ids->data, &ids->capacity, v->n, sizeof *ids->data))
-        return api_error(err, 500, "internal", "prompt", "out of memory");
-    for (uint32_t i = 0; i < v->n; i++) {
-        int64_t id = -1;
-        json_i64(json_at(v, i), &id);
-        if (id < 0 || id >= vocab)
-            return api_error(err, 400, "invalid_value", "prompt",
-                             "token id %lld at position %u is outside the vocabulary of %lld", (long long)id,
-                             i, (long long)vocab);
-        ids->data[ids->n++] = (int32_t)id;
-    }
-    return 0;
-}
-
-/* A text that cannot fit however it is cut need not be tokenized, which would hold up everybody else. */
-static bool hopeless(const struct serve *s, size_t text_bytes)
-{
-    size_t per_id = tokenizer_bytes_per_id(s->front->tokenizer);
-    return per_id > 0 && text_bytes / per_id > s->max_context;
-}
-
-static size_t content_bytes(const struct json *messages)
-{
-    size_t n = 0;
-    for (uint32_t i = 0; i < messages->n; i++) {
-        const struct json *content = json_get(json_at(messages, i), "content");
-        if (json_string(content))
-            n += content->n;
-        for (uint32_t k = 0; content && content->type == JSON_ARRAY && k < content->n; k++) {
-            const struct json *text = json_get(json_at(content, k), "text");
-            n += json_string(text) ? text->n : 0;
-        }
-    }
-    return n;
-}
-
-static int make_prompt(struct serve *s, const struct request_params *p, struct ids *ids,
-                       struct strbuf *rendered, struct api_error *err)
-{
-    struct err e = {0};
-    int rc;
-    if (p->ids)
-        return ids_from_json(s, p->ids, ids, err);
-    size_t bytes = p->prompt ? p->prompt->n : content_bytes(p->messages);
-    if (hopeless(s, bytes))
-        return api_error(err, 400, "context_length_exceeded", p->messages ? "messages" : "prompt",
-                         "the context holds %u tokens; a prompt of %zu bytes has more", s->max_context,
-                         bytes);
-    struct prompt_chat chat = {.messages = p->messages,
-                               .tools = p->tools,
-                               .variables = p->template_kwargs,
-                               .tool_choice = p->no_calls ? "none" : NULL,
-                               .reasoning_effort = p->reasoning_effort,
-                               .no_generation_prompt = p->no_generation_prompt};
-    if (p->prompt)
-        rc = prompt_text(s->front, p->prompt->as.string, p->prompt->n, ids, &e);
-    else
-        rc = prompt_chat(s->front, &chat, rendered, ids, &e);
-    return rc ? prompt_error(err, p, &e) : 0;
-}
-
-/* max_tokens as it will be: given, or OpenAI's default of 16 for completions, or the rest of the context. */
-static int check_length(const struct serve *s, struct request_params *p, size_t n_prompt,
-                        struct api_error *err)
-{
-    if (n_prompt == 0)
-        return api_error(err, 400, "invalid_value", "prompt",
-                         "the prompt is empty and this model has no first token");
-    uint64_t rest = n_prompt < s->max_context ? s->max_context - n_prompt : 0;
-    if (p->max_tokens < 0 && p->endpoint == ENDPOINT_COMPLETIONS)
-        p->max_tokens = rest > 0 && rest < 16 ? (int64_t)rest : 16;
-    else if (p->max_tokens < 0)
-        p->max_tokens = rest > 0 ? (int64_t)rest : 1;
-    return (uint64_t)p->max_tokens > rest ? too_long(s, err, p, n_prompt, (uint64_t)p->max_tokens) : 0;
 }
 
 /* ---- generations ---- */
 
-static int read_request(struct serve *s, struct http_exchange *x, enum endpoint endpoint, struct arena *arena,
-                        struct request_params *p, struct ids *ids, struct strbuf *rendered,
-                        struct api_error *err)
+/* A body from here on is read on a thread of the pool: parsing it would hold up every stream. */
+#define READ_BESIDE (256u << 10)
+
+/* A large body that is being read. Belongs to the thread of the pool between picture_pool_call and its
+ * return, but for `exchange`, which is the loop's throughout. */
+struct body_reading {
+    struct pool_call call; /* first */
+    struct serve *serve;
+    struct http_exchange *exchange; /* NULL: its client is gone */
+    enum endpoint endpoint;
+    struct strbuf body;
+    struct request_input in;
+    struct api_error err;
+};
+
+static void read_body(struct pool_call *call)
 {
-    size_t n;
-    const char *body = http_body(x, &n);
-    const struct json *root;
+    struct body_reading *r = (struct body_reading *)call;
+    input_read(r->serve, r->endpoint, strbuf_cstr(&r->body), r->body.len, &r->in, &r->err);
+    strbuf_release(&r->body);
+}
+
+static void drop_reading(struct pool_call *call)
+{
+    struct body_reading *r = (struct body_reading *)call;
+    input_release(&r->in);
+    strbuf_release(&r->body);
+    free(r);
+}
+
+static void on_reader_gone(struct http_exchange *x, void *user)
+{
+    struct body_reading *r = user;
+    struct serve *s = r->serve;
+    (void)x;
+    r->exchange = NULL;
+    s->metrics.outcomes[OUTCOME_CLIENT_GONE]++;
+    s->n_reading -= picture_pool_uncall(s->pool, &r->call);
+}
+
+static void refuse_reading(struct serve *s, struct http_exchange *x, const struct err *e)
+{
+    struct api_error err;
+    if (e->code == ERR_BUSY)
+        api_error(&err, 429, "queue_full", NULL, "%s", e->message);
+    else if (e->code == ERR_LIMIT)
+        api_error(&err, 400, "invalid_value", "messages", "%s", e->message);
+    else
+        api_error(&err, 500, "internal", NULL, "%s", e->message);
+    refuse(s, x, &err);
+}
+
+/* Takes over what was read: the second half, then a live request. */
+static void go_on(struct serve *s, struct http_exchange *x, struct request_input *in, struct api_error *err)
+{
+    if (err->status == 0)
+        input_place(s, in, err);
+    if (err->status)
+        refuse(s, x, err);
+    else
+        request_start(s, x, in);
+    input_release(in);
+}
+
+void reading_returned(struct serve *s, struct pool_call *call)
+{
+    struct body_reading *r = (struct body_reading *)call;
+    s->n_reading--;
+    if (r->exchange && s->stopping)
+        api_error(&r->err, 503, "stopping", NULL, "the server is stopping");
+    if (r->exchange)
+        go_on(s, r->exchange, &r->in, &r->err);
+    drop_reading(call);
+}
+
+static void read_beside(struct serve *s, struct http_exchange *x, enum endpoint endpoint, uint64_t now)
+{
+    struct body_reading *r = calloc(1, sizeof *r);
     struct err e = {0};
-    struct json_limits limits = {.max_bytes = s->o.max_body, .max_depth = MAX_JSON_DEPTH};
-    int rc = json_parse(body, n, &limits, arena, &root, &e);
-    if (rc)
-        return api_error(err, rc == ERR_NOMEM ? 500 : 400, rc == ERR_NOMEM ? "internal" : "invalid_json",
-                         NULL, "%s", e.message);
-    rc = request_params_read(root, endpoint, p, err);
-    if (rc)
-        return rc;
-    if (strcmp(p->model, s->model_name) != 0)
-        return api_error(err, 404, "model_not_found", "model",
-                         "the model \"%.200s\" does not exist; this server has \"%.200s\"", p->model,
-                         s->model_name);
-    rc = make_prompt(s, p, ids, rendered, err);
-    return rc ? rc : check_length(s, p, ids->n, err);
+    if (r == NULL) {
+        err_set(&e, ERR_NOMEM, "out of memory");
+        refuse_reading(s, x, &e);
+        return;
+    }
+    *r = (struct body_reading){
+        .call = {.run = read_body, .drop = drop_reading}, .serve = s, .exchange = x, .endpoint = endpoint};
+    input_init(&r->in, s, now);
+    http_take_body(x, &r->body);
+    if (s->n_live + s->n_reading >= s->max_live)
+        err_set(&e, ERR_BUSY, "%u requests are waiting or running, try again later", s->n_live);
+    else
+        picture_pool_call(s->pool, &r->call, r->body.len, &e);
+    if (e.code) {
+        drop_reading(&r->call);
+        refuse_reading(s, x, &e);
+        return;
+    }
+    s->n_reading++;
+    http_set_user(x, r);
+    http_on_close(x, on_reader_gone);
 }
 
 static void generate(struct serve *s, struct http_exchange *x, enum endpoint endpoint)
 {
-    struct arena arena;
-    struct request_params p;
-    struct ids ids = {0};
-    struct strbuf rendered = STRBUF_INIT;
+    struct request_input in;
     struct api_error err = {0};
     char reason[320];
     const char *why = not_ready(s, reason, sizeof reason);
+    uint64_t now = clock_ns();
+    size_t n;
+    const char *body = http_body(x, &n);
     if (why) {
         api_error(&err, 503, "not_ready", NULL, "not ready: %s", why);
-        http_add_header(x, "Retry-After", "1");
         refuse(s, x, &err);
         return;
     }
-    arena_init(&arena, &s->d0->mem, MEM_REQUEST);
-    if (read_request(s, x, endpoint, &arena, &p, &ids, &rendered, &err)) {
-        ids_release(&ids);
-        refuse(s, x, &err);
-    } else {
-        request_start(s, x, &p, &ids, &rendered);
+    if (s->pool && n >= READ_BESIDE) {
+        read_beside(s, x, endpoint, now);
+        return;
     }
-    strbuf_release(&rendered);
-    arena_release(&arena);
+    input_init(&in, s, now);
+    input_read(s, endpoint, body, n, &in, &err);
+    go_on(s, x, &in, &err);
 }
 
 /* ---- paths ---- */

@@ -83,6 +83,8 @@ struct spec_weight {
     enum partition part;
     uint32_t units;
     bool quantisable, transposed;
+    bool turned;       /* a matrix that is stored inputs before outputs: its value in the graph is [dims[1],
+                          dims[0]] */
     uint32_t n_pieces; /* rows of several matrices behind each other, each cut by itself (q, k, v); 0: one */
     int64_t pieces[8];
     enum spec_group group;
@@ -138,7 +140,14 @@ struct arch_file {
     size_t n;
 };
 
-enum spec_interpolation { SPEC_NO_TABLE, SPEC_BILINEAR, SPEC_BICUBIC };
+enum spec_interpolation {
+    SPEC_NO_TABLE,
+    SPEC_BILINEAR,
+    SPEC_CENTRES,
+    SPEC_BICUBIC,
+    SPEC_EXACT,
+    SPEC_BUCKETS
+};
 
 /* What the host must know of a tower to make its inputs from the grids of pictures. */
 #define SPEC_MAX_FEATURES 8
@@ -148,6 +157,8 @@ struct spec_tower {
     uint32_t window;                      /* side of a window in merged rows; 0: there are none */
     uint32_t table_side;                  /* of a learned table of places */
     enum spec_interpolation table;        /* how patches take their share of it */
+    bool raster;                          /* patches come row by row, not in blocks of merge x merge */
+    bool class_row, drop_first, lines;    /* as struct image_tower has them */
     int32_t image_token;                  /* stands for one merged row; -1: unknown */
     uint32_t n_features;                  /* what enters the text: the rows, then those added to layers */
     uint32_t features[SPEC_MAX_FEATURES]; /* values of spec.vision */
@@ -164,8 +175,9 @@ struct spec {
     int64_t n_heads, n_kv_heads, head_dim, intermediate;
     bool tied_embeddings;
     const char *tokenizer_pattern; /* regular expression of a tiktoken.model; NULL: not stated */
-    int32_t bos_id;                /* -1 none */
-    int32_t eos_ids[16];           /* union of config and generation_config */
+    int64_t tokenizer_piece, tokenizer_run, tokenizer_reserved; /* see tiktoken() in arch-files.md; 0: none */
+    int32_t bos_id;                                             /* -1 none */
+    int32_t eos_ids[16];                                        /* union of config and generation_config */
     uint32_t n_eos;
     enum spec_activations activations;
     uint32_t kv_dtype, page_tokens;
@@ -187,9 +199,10 @@ struct spec {
     size_t n_outside;
     const char **unread_keys; /* keys of config.json that nobody read and no ignore list names */
     size_t n_unread;
-    struct arch_file arch_file; /* its text is kept where has_chat */
-    bool has_chat;              /* it renders messages */
-    const struct json *output;  /* its rules for what the model writes; NULL: none */
+    struct arch_file arch_file;      /* its text is kept where has_chat */
+    bool has_chat;                   /* it renders messages */
+    const struct json *output;       /* its rules for what the model writes; NULL: none */
+    const struct json *placeholders; /* likewise for what stands for a picture */
 };
 
 /* Findings for what is wrong with config or architecture file (C001..C007): then *out is NULL and the return

@@ -81,6 +81,8 @@ static int add_input(struct trace *t, const struct json *item, uint32_t *out, st
         {"table_weights", D0_INPUT_TABLE_WEIGHTS, D0_F32, 2, {D0_DIM_TOKENS, WIDE}},
         {"features", D0_INPUT_FEATURES, D0_F32, 2, {D0_DIM_TOKENS, WIDE}},
         {"feature_of", D0_INPUT_FEATURE_OF, D0_I32, 1, {D0_DIM_TOKENS}},
+        {"class_rows", D0_INPUT_CLASS_ROWS, D0_I32, 1, {D0_DIM_TOKENS}},
+        {"line_rows", D0_INPUT_LINE_ROWS, D0_I32, 1, {D0_DIM_ROWS}},
     };
     const char *name, *role = trace_text(item, "role");
     int64_t width = 0;
@@ -370,6 +372,16 @@ static int model_facts(struct spec *s, const struct json *model, struct err *e)
     const char *pattern = json_string(json_get(model, "tiktoken"));
     if (pattern && (s->tokenizer_pattern = arena_strdup(&s->arena, pattern)) == NULL)
         return err_set(e, ERR_NOMEM, "no memory for a pattern");
+    const struct {
+        const char *key;
+        int64_t most, *out;
+    } rule[] = {{"tiktoken_piece", INT32_MAX, &s->tokenizer_piece},
+                {"tiktoken_run", INT32_MAX, &s->tokenizer_run},
+                {"tiktoken_reserved", 65536, &s->tokenizer_reserved}};
+    for (size_t i = 0; i < ARRAY_LEN(rule); i++)
+        if (json_get(model, rule[i].key) && !trace_int(model, rule[i].key, 1, rule[i].most, rule[i].out))
+            return err_set(e, ERR_FORMAT, "%s is no number from 1 to %lld", rule[i].key,
+                           (long long)rule[i].most);
     return ERR_OK;
 }
 

@@ -1,293 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The scheduler under a simulator that stands for the engine: it remembers which tokens each KV page holds
- * and which each slot and snapshot of recurrent state has seen, refuses a step that reads what was never
- * written, and answers with tokens that depend on the whole prefix.
+ * The scheduler under a simulator (sched_sim.h): batches, prefix cache, slots and snapshots, losses, and
+ * whatever a long row of random events brings, pictures among them.
  */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
-
-#include "base/hash.h"
-#include "sched/sched.h"
-
-#define PT        4
-#define VOCAB     50
-#define MAX_LIVE  64
-#define MAX_SLOTS 12
-#define MAX_KEPT  8
-#define GARBAGE   99999 /* tokens that a state has seen which nobody may go on from */
-
-/* ---- simulator ----------------------------------------------------------------------------------------- */
-
-struct live {
-    bool used;
-    uint64_t id;
-    int32_t tokens[512]; /* prompt, then what came back */
-    uint32_t n_prompt, max_new, n_tokens;
-    uint32_t n_cached;
-    uint64_t submitted_step;
-};
-
-struct sim {
-    struct sched *s;
-    struct sched_options o;
-    int32_t *kv; /* [n_pages][PT] token in each slot; -1: never written */
-    struct seen {
-        int32_t tokens[512];
-        uint32_t n;
-    } slots[MAX_SLOTS], kept[MAX_KEPT]; /* what the recurrent state of each slot and snapshot has seen */
-    uint64_t n_restored, n_saved;
-    uint32_t longest_save; /* end of the longest run of the last step whose state was kept; 0: none */
-    _Alignas(8) char plan[1 << 16], result[1 << 16];
-    struct live live[MAX_LIVE];
-    uint64_t n_events, n_finished, n_failed, last_id, n_steps;
-    uint64_t n_computed; /* tokens that steps carried */
-    bool break_step, not_finite;
-};
-
-/* What the "model" says after a prefix: every token of it matters. */
-static int32_t next_token(const int32_t *tokens, uint32_t n)
-{
-    return (int32_t)(hash64(tokens, n * sizeof *tokens, 99) % VOCAB);
-}
-
-static struct live *find_live(struct sim *m, uint64_t id)
-{
-    for (int i = 0; i < MAX_LIVE; i++)
-        if (m->live[i].used && m->live[i].id == id)
-            return &m->live[i];
-    return NULL;
-}
-
-static void sim_open(struct sim *m, struct sched_options o)
-{
-    memset(m, 0, sizeof *m);
-    if (!o.limits.page_tokens)
-        o.limits = (struct engine_limits){.max_tokens = 16,
-                                          .max_seqs = 4,
-                                          .max_rows = 4,
-                                          .max_pages_per_seq = 16,
-                                          .n_pages = 32,
-                                          .page_tokens = PT,
-                                          .vocab = VOCAB};
-    if (!o.max_context)
-        o.max_context = 64;
-    if (!o.max_waiting)
-        o.max_waiting = 32;
-    m->o = o;
-    m->kv = malloc(o.limits.n_pages * PT * sizeof *m->kv);
-    memset(m->kv, 0xff, o.limits.n_pages * PT * sizeof *m->kv);
-    assert_int_equal(sched_open(&m->s, &o, NULL), ERR_OK);
-}
-
-static void sim_close(struct sim *m)
-{
-    sched_close(m->s);
-    free(m->kv);
-}
-
-static void check(struct sim *m)
-{
-    struct err e = {0};
-    if (sched_check(m->s, &e) != ERR_OK)
-        fail_msg("sched_check: %s", e.message);
-}
-
-static uint64_t submit(struct sim *m, const int32_t *prompt, uint32_t n, uint32_t max_new)
-{
-    struct live *l = m->live;
-    while (l < m->live + MAX_LIVE && l->used)
-        l++;
-    if (l == m->live + MAX_LIVE)
-        return 0;
-    const int32_t stop[] = {3};
-    struct sched_request r = {.id = m->last_id + 1,
-                              .prompt = prompt,
-                              .n_prompt = n,
-                              .max_new = max_new,
-                              .stop_ids = stop,
-                              .n_stop = 1};
-    if (sched_submit(m->s, &r, NULL) != ERR_OK)
-        return 0;
-    *l = (struct live){.used = true, .id = ++m->last_id, .n_prompt = n, .max_new = max_new, .n_tokens = n};
-    l->submitted_step = m->n_steps;
-    memcpy(l->tokens, prompt, n * sizeof *prompt);
-    return l->id;
-}
-
-/* A state begins at position 0 or goes on where it stands; all it has seen must be of this request. */
-static void run_slot(struct sim *m, const struct step_seq *q, const int32_t *tokens, const struct live *l)
-{
-    if (!m->o.limits.n_slots) {
-        assert_int_equal(q->slot, 0);
-        return;
-    }
-    assert_true(q->slot < m->o.limits.n_slots);
-    if (q->position == 0)
-        m->slots[q->slot].n = 0;
-    assert_int_equal(m->slots[q->slot].n, q->position);
-    for (uint32_t i = 0; i < q->n_tokens; i++)
-        m->slots[q->slot].tokens[m->slots[q->slot].n++] = tokens[i];
-    assert_memory_equal(m->slots[q->slot].tokens, l->tokens, m->slots[q->slot].n * sizeof *tokens);
-}
-
-/* Before anything runs. No snapshot that a step writes is read by it, or written twice. */
-static void restore_all(struct sim *m, const struct step_plan *p)
-{
-    const struct step_seq *q = (const struct step_seq *)((const char *)p + p->seqs_at);
-    uint32_t written = 0;
-    for (uint32_t i = 0; i < p->n_seqs; i++) {
-        assert_false(q[i].save && written >> (q[i].save - 1) & 1);
-        written |= q[i].save ? 1u << (q[i].save - 1) : 0;
-    }
-    for (uint32_t i = 0; i < p->n_seqs; i++) {
-        if (!q[i].restore)
-            continue;
-        assert_false(written >> (q[i].restore - 1) & 1);
-        assert_int_equal(m->kept[q[i].restore - 1].n, q[i].position);
-        m->slots[q[i].slot] = m->kept[q[i].restore - 1];
-        m->n_restored++;
-    }
-}
-
-/* Of a run that did not end well the snapshot must never be used. */
-static void save_all(struct sim *m, const struct step_plan *p, bool well)
-{
-    const struct step_seq *q = (const struct step_seq *)((const char *)p + p->seqs_at);
-    m->longest_save = 0;
-    for (uint32_t i = 0; i < p->n_seqs; i++) {
-        if (!q[i].save)
-            continue;
-        uint32_t end = q[i].position + q[i].n_tokens;
-        assert_int_equal(end % PT, 0);
-        m->kept[q[i].save - 1] = m->slots[q[i].slot];
-        if (!well || !find_live(m, q[i].request))
-            m->kept[q[i].save - 1].n = GARBAGE;
-        m->longest_save = end > m->longest_save ? end : m->longest_save;
-        m->n_saved++;
-    }
-}
-
-/* Runs one sequence: writes its slots, then reads the whole prefix back from the pages. */
-static int32_t run_seq(struct sim *m, const struct step_plan *p, const struct step_seq *q)
-{
-    const int32_t *tokens = (const int32_t *)((const char *)p + p->tokens_at) + q->first_token;
-    const int32_t *pages = (const int32_t *)((const char *)p + p->pages_at) + q->first_page;
-    struct live *l = find_live(m, q->request);
-    assert_non_null(l);
-    run_slot(m, q, tokens, l);
-    for (uint32_t i = 0; i < q->n_tokens; i++) {
-        uint32_t at = q->position + i;
-        assert_true(at < l->n_tokens);
-        assert_int_equal(tokens[i], l->tokens[at]);
-        m->kv[pages[at / PT] * PT + (int32_t)(at % PT)] = tokens[i];
-    }
-    for (uint32_t at = 0; at < q->position + q->n_tokens; at++)
-        if (m->kv[pages[at / PT] * PT + (int32_t)(at % PT)] != l->tokens[at])
-            fail_msg("request %llu reads a wrong token at %u", (unsigned long long)q->request, at);
-    bool last = q->position + q->n_tokens == l->n_tokens;
-    assert_int_equal((q->flags & STEP_SAMPLE) != 0, last);
-    return last ? next_token(l->tokens, l->n_tokens) : -1;
-}
-
-static void on_event(void *context, const struct sched_event *event)
-{
-    struct sim *m = context;
-    struct live *l = find_live(m, event->id);
-    assert_non_null(l);
-    m->n_events++;
-    if (event->token >= 0) {
-        assert_int_equal(event->token, next_token(l->tokens, l->n_tokens));
-        l->tokens[l->n_tokens++] = event->token;
-        l->n_cached = event->n_cached;
-        assert_int_equal(event->n_generated, l->n_tokens - l->n_prompt);
-        bool stop = event->token == 3, full = event->n_generated == l->max_new;
-        assert_int_equal(event->finish, stop ? SCHED_STOP : full ? SCHED_LENGTH : SCHED_RUNNING);
-    } else {
-        assert_int_equal(event->finish, SCHED_FAILED);
-        assert_non_null(event->why);
-        m->n_failed++;
-    }
-    if (event->finish != SCHED_RUNNING) {
-        l->used = false;
-        m->n_finished++;
-    }
-}
-
-static bool plan(struct sim *m, struct step_plan **p)
-{
-    struct err e = {0};
-    if (sched_plan(m->s, m->plan, sizeof m->plan, p, &e) != ERR_OK)
-        fail_msg("sched_plan: %s", e.message);
-    check(m);
-    if (!*p)
-        return false;
-    if (step_plan_validate(*p, (*p)->bytes, &m->o.limits, &e) != ERR_OK)
-        fail_msg("plan refused: %s", e.message);
-    return true;
-}
-
-static void apply(struct sim *m, const struct step_plan *p)
-{
-    struct err e = {0};
-    struct step_result *r;
-    const struct step_seq *q = (const struct step_seq *)((const char *)p + p->seqs_at);
-    m->n_steps++;
-    m->n_computed += p->n_tokens;
-    restore_all(m, p);
-    if (m->break_step) {
-        save_all(m, p, false);
-        step_result_error(m->result, sizeof m->result, p->step, ERR_DEVICE, "lightning", &r, NULL);
-    } else {
-        assert_int_equal(step_result_init(m->result, sizeof m->result, p->n_seqs, 0, 0, &r, NULL), ERR_OK);
-        r->step = p->step;
-        for (uint32_t i = 0; i < p->n_seqs; i++) {
-            struct step_seq_result *o = &step_result_seqs(r)[i];
-            *o = (struct step_seq_result){.request = q[i].request, .token = -1};
-            if (find_live(m, q[i].request))
-                o->token = run_seq(m, p, &q[i]);
-            if (m->not_finite) {
-                o->token = -1;
-                o->status = STEP_NOT_FINITE;
-            }
-        }
-        save_all(m, p, !m->not_finite);
-    }
-    if (sched_apply(m->s, r, r->bytes, on_event, m, &e) != ERR_OK)
-        fail_msg("sched_apply: %s", e.message);
-    check(m);
-}
-
-static bool step(struct sim *m)
-{
-    struct step_plan *p;
-    if (!plan(m, &p))
-        return false;
-    apply(m, p);
-    return true;
-}
-
-static void drain(struct sim *m)
-{
-    for (int i = 0; i < 10000 && step(m); i++)
-        ;
-    struct sched_stats st;
-    sched_stats(m->s, &st);
-    assert_int_equal(st.n_running + st.n_waiting, 0);
-    assert_int_equal(st.pages_free, m->o.limits.n_pages);
-}
-
-static void fill(int32_t *p, uint32_t n, uint64_t seed)
-{
-    for (uint32_t i = 0; i < n; i++)
-        p[i] = (int32_t)(rng_u64(seed, i) % VOCAB);
-}
+#include "sched_sim.h"
 
 /* ---- tests --------------------------------------------------------------------------------------------- */
 
@@ -382,12 +98,37 @@ static void test_batch_order(void **state)
     free(m);
 }
 
+/* Its request leaves meanwhile, or the tower fails. */
+static void picture_goes_wrong(struct sim *m, struct rng *rng)
+{
+    struct sched_job job;
+    struct live *l;
+    if (!sched_picture(m->s, &job))
+        return;
+    l = find_live(m, job.request);
+    fill_store(m, &job);
+    if (rng_below(rng, 2)) {
+        sched_cancel(m->s, job.request);
+        l->used = false;
+        check(m);
+        uint64_t n = m->n_events; /* however it ends, nobody hears of it */
+        sched_picture_done(m->s, rng_below(rng, 2) ? ERR_OK : ERR_DEVICE, NULL, on_event, m);
+        assert_int_equal(m->n_events, n);
+    } else {
+        uint64_t n = m->n_failed;
+        sched_picture_done(m->s, ERR_DEVICE, "fog", on_event, m);
+        assert_int_equal(m->n_failed, n + 1);
+        assert_false(l->used);
+    }
+    check(m);
+}
+
 static void test_random(void **state)
 {
     (void)state;
     struct sim *m = malloc(sizeof *m);
-    uint64_t n_restored = 0, n_saved = 0;
-    for (uint64_t seed = 0; seed < 32; seed++) {
+    uint64_t n_restored = 0, n_saved = 0, n_pictures = 0, n_cached = 0;
+    for (uint64_t seed = 0; seed < 48; seed++) {
         struct rng rng;
         rng_init(&rng, seed);
         struct engine_limits l = {.max_tokens = (uint32_t)(1 + rng_below(&rng, 24)),
@@ -399,13 +140,19 @@ static void test_random(void **state)
                                   .vocab = VOCAB};
         if (seed % 2) /* fewer slots than sequences, as many, more */
             l.n_slots = l.max_seqs / 2 + (uint32_t)rng_below(&rng, 6) + 1;
-        l.n_snapshots = l.n_slots && seed % 4 == 1 ? 1 + (uint32_t)rng_below(&rng, MAX_KEPT) : 0;
-        sim_open(
-            m, (struct sched_options){.limits = l,
-                                      .prefix_cache = seed % 3 != 0,
-                                      .hash_mask = seed % 4 == 1 ? 3 : 0, /* collisions everywhere */
-                                      .snapshot_every = seed % 8 == 1 ? 1 + (uint32_t)rng_below(&rng, 20) : 0,
-                                      .prefill_chunk = (uint32_t)rng_below(&rng, 9)});
+        if (seed % 4 > 1) { /* pictures, in half of them beside recurrent states */
+            l.n_feature_rows = 6 + (uint32_t)rng_below(&rng, 20);
+            l.max_patches = 24;
+            l.max_picture_rows = 6;
+        }
+        l.n_snapshots =
+            l.n_slots && (seed % 4 == 1 || seed % 8 == 3) ? 1 + (uint32_t)rng_below(&rng, MAX_KEPT) : 0;
+        sim_open(m, (struct sched_options){
+                        .limits = l,
+                        .prefix_cache = seed % 3 != 0,
+                        .hash_mask = seed % 4 == 1 || seed % 8 == 6 ? 3 : 0, /* collisions everywhere */
+                        .snapshot_every = seed % 8 == 1 ? 1 + (uint32_t)rng_below(&rng, 20) : 0,
+                        .prefill_chunk = (uint32_t)rng_below(&rng, 9)});
         int32_t p[64];
         for (int i = 0; i < 1500; i++) {
             uint64_t what = rng_below(&rng, 100);
@@ -414,7 +161,13 @@ static void test_random(void **state)
                 fill(p, n, rng_below(&rng, 3)); /* three families of prompts with common beginnings */
                 for (uint64_t k = rng_below(&rng, 3); k > 0; k--)
                     p[rng_below(&rng, n)] = (int32_t)rng_below(&rng, VOCAB);
-                submit(m, p, n, (uint32_t)(1 + rng_below(&rng, 12)));
+                struct seen_prompt seen;
+                bool sees = l.n_feature_rows && rng_below(&rng, 4);
+                struct rng few; /* so that pictures come again */
+                rng_init(&few, rng_below(&rng, 5));
+                if (sees)
+                    random_seen(&seen, &few, p, n);
+                submit_seen(m, p, n, (uint32_t)(1 + rng_below(&rng, 12)), sees ? &seen : NULL);
             } else if (what < 38) {
                 struct live *l1 = &m->live[rng_below(&rng, MAX_LIVE)];
                 sched_cancel(m->s, l1->used ? l1->id : 12345678);
@@ -441,11 +194,16 @@ static void test_random(void **state)
                 m->break_step = m->not_finite = false;
             } else if (what == 44) {
                 struct step_plan *s;
-                plan(m, &s);
+                struct sched_job job;
+                if (!rng_below(&rng, 2) || !sched_picture(m->s, &job))
+                    plan(m, &s);
                 sched_engine_lost(m->s);
                 memset(m->kv, 0xff, l.n_pages * PT * sizeof *m->kv);
                 memset(m->slots, 0xff, sizeof m->slots);
                 memset(m->kept, 0xff, sizeof m->kept);
+                memset(m->store, 0, sizeof m->store);
+            } else if (what < 50) {
+                picture_goes_wrong(m, &rng);
             } else {
                 step(m);
             }
@@ -456,13 +214,17 @@ static void test_random(void **state)
         sched_stats(m->s, &st);
         if (l.n_slots && !l.n_snapshots)
             assert_int_equal(st.tokens_cached, 0); /* a page does not hold the state after it */
+        n_pictures += st.images_encoded;
+        n_cached += st.images_cached;
+        assert_true(st.images_encoded <= m->n_pictures);
         n_restored += m->n_restored;
         n_saved += m->n_saved;
         assert_int_equal(st.snapshots_total, l.n_snapshots);
         sim_close(m);
     }
-    if (n_restored < 100 || n_saved < 1000)
-        fail_msg("%llu restored, %llu saved", (unsigned long long)n_restored, (unsigned long long)n_saved);
+    if (n_restored < 100 || n_saved < 1000 || n_pictures < 1000 || n_cached < 100)
+        fail_msg("%llu restored, %llu saved, %llu pictures, %llu cached", (unsigned long long)n_restored,
+                 (unsigned long long)n_saved, (unsigned long long)n_pictures, (unsigned long long)n_cached);
     free(m);
 }
 
