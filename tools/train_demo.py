@@ -252,7 +252,7 @@ def pictures(step, batch, easy=False):
 def picture_batch(encode, step, batch, asked, easy=False):
     """One step's pictures under one opening, and what is asked about them."""
     scenes, b, r = pictures(step, batch, easy)
-    weights = (5, 3, 3, 0.5, 1) if easy else (5, 2, 2, 2, 2)
+    weights = (5, 3, 3, 0.5, 1) if easy else (6, 1, 1, 3, 1.5)
     size, n_rows = (scenes[0].height, scenes[0].width), b["own"].shape[1]
     opening = encode.opening(r.choice(SYSTEMS) if r.random() < 0.2 else None, n_rows)
     first, head = len(opening) - 1 - n_rows, len(opening)
