@@ -112,6 +112,22 @@ function talk.content(message)
   return table.concat(out)
 end
 
+-- The same into segments, where a part of type image becomes one special segment.
+function talk.write(out, message, image)
+  local c, text = message.content, {}
+  if type(c) ~= "table" or c == null then return out.text(talk.content(message)) end
+  for _, part in ipairs(c) do
+    if type(part) == "table" and (part.type == "image" or part.type == "image_url") then
+      out.text(table.concat(text))
+      out.special(image)
+      text = {}
+    else
+      text[#text + 1] = talk.content { content = { part } }
+    end
+  end
+  out.text(table.concat(text))
+end
+
 -- A list of segments under construction: text is tokenized as text, special as one token.
 function talk.segments()
   local s = { list = {} }
@@ -172,8 +188,13 @@ talk.formats = {
       role = "assistant", call_prefix = "functions.", reasoning = { "analysis" }, content = { "final", "commentary" } } },
 }
 
+-- Which tokens stand for a picture, where several files have the same.
+talk.placeholders = { qwen = { marker = "<|image_pad|>", by_grid = true } }
+
 -- ---- what the program calls ----
 
-function day0_describe_chat() return { chat = type(arch_file.chat) == "function", output = arch_file.output } end
+function day0_describe_chat()
+  return { chat = type(arch_file.chat) == "function", output = arch_file.output, placeholders = arch_file.placeholders }
+end
 
 function day0_chat(messages, options) return arch_file.chat(messages, options) end

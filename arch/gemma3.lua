@@ -4,6 +4,10 @@
 -- the root of their width. With images: SigLIP, whose rows are averaged, normed and projected.
 
 return {
+  placeholders = { marker = "<start_of_image>", token = "<image_soft_token>", both_ways = true,
+    picture = "\n\n<start_of_image>$tokens<end_of_image>\n\n",
+    tiles = { first = "Here is the original image \n\n<start_of_image>$tokens<end_of_image>\n\n and here are some crops to help you see better ",
+      tile = "\n\n<start_of_image>$tokens<end_of_image>\n\n", between = " " } },
   arch = { "Gemma3ForConditionalGeneration", "Gemma3ForCausalLM" },
   model_type = { "gemma3", "gemma3_text" },
   build = function(top, architecture)

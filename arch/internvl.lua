@@ -57,6 +57,7 @@ local function tower_of(v, own)
 end
 
 return {
+  placeholders = { marker = "<IMG_CONTEXT>", picture = "<img>$tokens</img>" },
   arch = { "InternVLForConditionalGeneration", "InternVLChatModel" },
   model_type = { "internvl", "internvl_chat" },
   build = function(top, architecture)

@@ -3,6 +3,7 @@
 -- Kimi-K2.5: the text model of Kimi-K2 (DeepSeek-V3's blocks with more experts, half the heads and no groups), a MoonViT tower and a
 -- projector that joins 2 x 2 patches.
 return {
+  placeholders = { marker = "<|media_pad|>" },
   arch = { "KimiK25ForConditionalGeneration" },
   model_type = { "kimi_k25" },
   output = talk.formats.kimi_k2,

@@ -23,9 +23,9 @@ local function close(out, tag)
   out.special "<|sep|>"
 end
 
-local function message(out, list, text)
+local function message(out, list, content) -- a text, or a message of the request
   attributes(out, "message", list)
-  out.text(text)
+  if type(content) == "string" then out.text(content) else talk.write(out, content, "<|media_pad|>") end
   close(out, "message")
   out.special "<|end_of_msg|>"
 end
@@ -141,7 +141,7 @@ local function chat(messages, o)
     if role == "system" and talk.given(m.tools) and m.tools.n > 0 then
       declare(out, m.tools, true)
     elseif role == "user" or role == "system" then
-      message(out, named(role, m), talk.content(m))
+      message(out, named(role, m), m)
     elseif role == "assistant" then
       calls, results = talk.given(m.tool_calls) and m.tool_calls or {}, 0
       attributes(out, "message", named(role, m))
@@ -154,7 +154,7 @@ local function chat(messages, o)
       local name = entry[2] or (talk.given(m.tool) and m.tool) or (talk.given(m.name) and m.name)
         or (c and (talk.given(c["function"]) and c["function"] or c).name)
       if type(name) ~= "string" then error("a result of a tool names no tool and answers no call", 0) end
-      message(out, { "role", "tool", "tool", name, "index", tostring(results) }, talk.content(m))
+      message(out, { "role", "tool", "tool", name, "index", tostring(results) }, m)
     else
       error("messages of the role " .. tostring(role) .. " are not rendered", 0)
     end
@@ -172,6 +172,8 @@ end
 return {
   chat = chat,
   output = talk.formats.kimi_k3,
+  -- The size is that of the picture as it came.
+  placeholders = { marker = "<|media_pad|>", picture = "<|media_begin|>image $widthx$height<|media_content|>$tokens<|media_end|>" },
   arch = { "KimiK3ForConditionalGeneration" },
   model_type = { "kimi_k3" },
   build = function(top)

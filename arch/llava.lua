@@ -30,6 +30,9 @@ local function pixtral_tower(v)
 end
 
 return {
+  placeholders = {
+    { needs = "[IMG_BREAK]", marker = "[IMG]", line = "[IMG_BREAK]", last_line = "[IMG_END]" }, -- Pixtral, Mistral-3
+    { marker = "<image>" } },
   arch = { "LlavaForConditionalGeneration", "LlavaNextForConditionalGeneration", "Mistral3ForConditionalGeneration" },
   model_type = { "llava", "llava_next", "mistral3" },
   build = function(top, architecture)

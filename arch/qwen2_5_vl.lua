@@ -2,6 +2,7 @@
 --
 -- Qwen2.5-VL: as Qwen2-VL, with a tower of the text's kind of blocks, most of which attend within windows of the image only.
 return {
+  placeholders = talk.placeholders.qwen,
   arch = "Qwen2_5_VLForConditionalGeneration",
   model_type = "qwen2_5_vl",
   output = talk.formats.hermes,

@@ -2,6 +2,7 @@
 --
 -- Qwen2-VL: the text model of Qwen2 with image positions in three sections, and a tower whose patches attend within their image.
 return {
+  placeholders = talk.placeholders.qwen,
   arch = "Qwen2VLForConditionalGeneration",
   model_type = "qwen2_vl",
   build = function(top)

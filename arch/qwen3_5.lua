@@ -3,6 +3,7 @@
 -- Qwen3.5 and its successors of that type: as Qwen3-Next, with the inputs of the delta rule in matrices of their own, interleaved image
 -- positions, and the tower of Qwen3-VL. Text alone comes under the same names, or without `language_model`.
 return {
+  placeholders = talk.placeholders.qwen,
   arch = { "Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM" },
   model_type = { "qwen3_5", "qwen3_5_moe", "qwen3_5_text", "qwen3_5_moe_text" },
   output = { talk.formats.qwen3_coder, talk.formats.hermes, talk.formats.think },

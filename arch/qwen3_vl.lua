@@ -3,6 +3,7 @@
 -- Qwen3-VL, dense and with experts: the text model of Qwen3 with interleaved image positions, and a tower whose middle layers also feed
 -- the first layers of the text.
 return {
+  placeholders = talk.placeholders.qwen,
   arch = { "Qwen3VLForConditionalGeneration", "Qwen3VLMoeForConditionalGeneration" },
   model_type = { "qwen3_vl", "qwen3_vl_moe" },
   output = { talk.formats.qwen3_coder, talk.formats.hermes, talk.formats.think },

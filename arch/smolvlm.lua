@@ -2,6 +2,9 @@
 --
 -- Idefics-3 and SmolVLM: SigLIP, scale x scale neighbouring rows joined and projected by one matrix, and a Llama.
 return {
+  placeholders = { marker = "<image>", picture = "<fake_token_around_image><global-img>$tokens<fake_token_around_image>",
+    tiles = { tile = "<fake_token_around_image><row_$row_col_$column>$tokens", row = "\n",
+      last = "\n<fake_token_around_image><global-img>$tokens<fake_token_around_image>" } },
   arch = { "SmolVLMForConditionalGeneration", "Idefics3ForConditionalGeneration" },
   model_type = { "smolvlm", "idefics3" },
   build = function(top)

@@ -17,6 +17,10 @@
 #include "sched/sched.h"
 #include "spec/spec.h"
 
+/* Does a model that has a tower take pictures? AUTO: where its tower has a graph, the device runs it and the
+ * memory holds it. ON: it is an error where not. */
+enum session_images { SESSION_IMAGES_AUTO, SESSION_IMAGES_OFF, SESSION_IMAGES_ON };
+
 struct session_options {
     const char *model_dir, *arch_path;
     const char *device, *isa; /* NULL: cpu, fast */
@@ -32,6 +36,9 @@ struct session_options {
     uint32_t kv_dtype;  /* enum d0_dtype; 0: by the weights */
     const char *fuse;   /* as fusions_parse() takes it; NULL: all that change no bit */
     enum spec_activations activations;
+    enum session_images images;
+    uint32_t max_patches;    /* of one picture; 0: 4,096, or what the memory holds of them */
+    uint32_t n_feature_rows; /* of pictures of all running requests; 0: four of the largest */
     struct load_progress *progress;
 };
 
@@ -40,8 +47,8 @@ struct session {
     struct spec *spec;
     struct dev dev;
     bool dev_open;
-    struct weights *weights;
-    struct engine *engine;
+    struct weights *weights, *tower_weights; /* tower: NULL where no pictures are taken */
+    struct engine *engine;                   /* takes pictures where engine_limits.n_feature_rows is not 0 */
     struct prompt_front *front;
     struct plan_memory memory; /* predicted */
     uint32_t context;
@@ -53,12 +60,21 @@ int session_open(struct session *s, const struct session_options *o, struct find
                  struct err *e);
 void session_close(struct session *s);
 
+/* The pictures of a prompt; fields as in struct sched_request. */
+struct generate_pictures {
+    const struct sched_image *images;
+    uint32_t n_images;
+    const int32_t *feature_of, *places, *spans;
+    int32_t place_delta;
+};
+
 /* One request, alone, until it ends: on_text gets pieces of whole characters (NULL: none); ids of the answer
  * are appended to *out (may be NULL). */
 struct generate_options {
     uint32_t max_new;
     struct step_sampling sampling;
     bool ignore_stop;
+    const struct generate_pictures *pictures; /* NULL: none */
 };
 struct generate_result {
     uint32_t n_prompt, n_generated;

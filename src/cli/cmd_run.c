@@ -8,13 +8,15 @@
 
 #include "api/api.h"
 #include "cli/cli.h"
+#include "cli/run_pictures.h"
 
 struct run_arguments {
     struct common common;
     const char *prompt;
     struct session_options session;
     struct generate_options generate;
-    bool show_ids;
+    const char *files[RUN_MAX_PICTURES]; /* pictures */
+    uint32_t n_files;
 };
 
 enum {
@@ -25,11 +27,16 @@ enum {
     KEY_CONTEXT,
     KEY_IGNORE_EOS,
     KEY_KV,
-    KEY_FUSE
+    KEY_FUSE,
+    KEY_IMAGE
 };
 
 static const struct argp_option options[] = {
     {"prompt", 'p', "TEXT", 0, "the prompt (required); - reads it from stdin", 1},
+    {"image", KEY_IMAGE, "FILE", 0,
+     "a picture; may be repeated. The prompt is then a message: pictures stand where it says " RUN_MARKER
+     ", the others before it",
+     1},
     {"max-tokens", 'n', "N", 0, "tokens to generate (default 128)", 1},
     {"temperature", KEY_TEMPERATURE, "T", 0, "0 is greedy (default)", 1},
     {"top-p", KEY_TOP_P, "P", 0, "nucleus, in (0, 1] (default 1: off)", 1},
@@ -73,6 +80,11 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         break;
     case KEY_IGNORE_EOS:
         a->generate.ignore_stop = true;
+        break;
+    case KEY_IMAGE:
+        if (a->n_files == RUN_MAX_PICTURES)
+            argp_error(state, "more than %d pictures", RUN_MAX_PICTURES);
+        a->files[a->n_files++] = arg;
         break;
     case KEY_KV:
         a->session.kv_dtype = cli_kv_dtype(state, arg);
@@ -122,8 +134,29 @@ static void put_fusions(struct json_writer *w, uint32_t mask, bool exact)
     json_put_bool(w, "exact", exact);
 }
 
-static int print_json(const struct session *s, const struct generate_result *r, const struct strbuf *text,
-                      const struct ids *ids, size_t n_prompt)
+/* Sizes and tokens of each picture; seconds of all. */
+static void put_pictures(struct json_writer *w, const struct run_arguments *a, const struct run_pictures *p)
+{
+    json_key(w, "images");
+    json_begin_array(w);
+    for (uint32_t i = 0; i < p->pictures.n; i++) {
+        const struct prompt_picture *q = &p->pictures.list[i];
+        json_begin_object(w);
+        json_put_string(w, "file", a->files[i]);
+        json_put_u64(w, "width", q->info.width);
+        json_put_u64(w, "height", q->info.height);
+        json_put_u64(w, "tokens", q->n_rows);
+        json_put_u64(w, "first_token", q->first);
+        json_end_object(w);
+    }
+    json_end_array(w);
+    json_put_f64(w, "image_decode_seconds", (double)p->decode_ns / 1e9);
+    json_put_f64(w, "image_preprocess_seconds", (double)p->process_ns / 1e9);
+}
+
+static int print_json(const struct run_arguments *a, const struct session *s, const struct generate_result *r,
+                      const struct run_pictures *p, const struct strbuf *text, const struct ids *ids,
+                      size_t n_prompt)
 {
     struct strbuf out = STRBUF_INIT;
     struct json_writer w;
@@ -138,6 +171,8 @@ static int print_json(const struct session *s, const struct generate_result *r, 
     json_put_u64(&w, "completion_tokens", r->n_generated);
     json_put_f64(&w, "prefill_seconds", r->prefill_seconds);
     json_put_f64(&w, "decode_seconds", r->decode_seconds);
+    if (p->pictures.n)
+        put_pictures(&w, a, p);
     put_fusions(&w, engine_fusions(s->engine), engine_exact(s->engine));
     json_end_object(&w);
     return cli_print(&out, EXIT_PASSED);
@@ -148,13 +183,17 @@ static int generate(struct run_arguments *a, struct session *s, struct err *e)
     struct strbuf prompt = STRBUF_INIT, text = STRBUF_INIT;
     struct ids ids = {0}, answer = {0};
     struct generate_result r = {0};
+    struct run_pictures pictures = {0};
     int rc = ERR_OK, status = EXIT_PASSED;
     if (!strcmp(a->prompt, "-"))
         rc = read_stdin(&prompt, e);
     else
         strbuf_puts(&prompt, a->prompt);
-    if (rc == ERR_OK)
+    if (rc == ERR_OK && a->n_files)
+        rc = run_pictures_make(&pictures, s, strbuf_cstr(&prompt), prompt.len, a->files, a->n_files, &ids, e);
+    else if (rc == ERR_OK)
         rc = prompt_text(s->front, strbuf_cstr(&prompt), prompt.len, &ids, e);
+    a->generate.pictures = a->n_files ? &pictures.generate : NULL;
     if (rc == ERR_OK && ids.n + 1 > s->context) {
         rc = err_set(e, ERR_LIMIT, "the prompt has %zu tokens, the context holds %u", ids.n, s->context);
         err_hint(e, "shorten the prompt or raise --context (the model's limit is %lld)",
@@ -167,7 +206,7 @@ static int generate(struct run_arguments *a, struct session *s, struct err *e)
         rc = session_generate(s, ids.data, ids.n, &a->generate, print_piece, a->common.json ? &text : NULL,
                               &answer, &r, e);
     if (rc == ERR_OK && a->common.json)
-        status = print_json(s, &r, &text, &answer, ids.n);
+        status = print_json(a, s, &r, &pictures, &text, &answer, ids.n);
     else if (rc == ERR_OK) {
         printf("\n");
         if (isatty(STDERR_FILENO))
@@ -178,6 +217,7 @@ static int generate(struct run_arguments *a, struct session *s, struct err *e)
                 r.n_generated > 1 ? (r.n_generated - 1) / r.decode_seconds : 0.0, r.finish,
                 spec_activations_name(s->spec->activations));
     }
+    run_pictures_release(&pictures);
     strbuf_release(&prompt);
     strbuf_release(&text);
     ids_release(&ids);
@@ -188,7 +228,8 @@ static int generate(struct run_arguments *a, struct session *s, struct err *e)
 int cmd_run(struct d0 *d0, int argc, char **argv)
 {
     static const struct argp_child children[] = {{&common_argp, 0, NULL, 0}, {0}};
-    static const struct argp argp = {options, parse, "MODEL -p TEXT", "Generate once.", children, NULL, NULL};
+    static const struct argp argp = {
+        options, parse, "MODEL -p TEXT [--image FILE]...", "Generate once.", children, NULL, NULL};
     struct run_arguments a = {.common = {.d0 = d0}, .generate = {.sampling = {.top_p = 1.0f}}};
     cli_parse(&argp, argc, argv, &a);
     a.session.model_dir = a.common.model;
@@ -199,6 +240,7 @@ int cmd_run(struct d0 *d0, int argc, char **argv)
     a.session.n_threads = a.common.threads;
     a.session.memory_bytes = a.common.memory;
     a.session.max_seqs = 1;
+    a.session.images = a.n_files ? SESSION_IMAGES_ON : SESSION_IMAGES_OFF;
     struct findings f;
     findings_init(&f, &d0->mem);
     struct session s;

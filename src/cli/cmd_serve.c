@@ -35,7 +35,14 @@ enum {
     KEY_SNAPSHOTS,
     KEY_WAITING,
     KEY_KV,
-    KEY_FUSE
+    KEY_FUSE,
+    KEY_NO_IMAGES,
+    KEY_IMAGES,
+    KEY_PATCHES,
+    KEY_ROWS,
+    KEY_PIXELS,
+    KEY_IMAGE_MEMORY,
+    KEY_IMAGE_THREADS
 };
 
 static const struct argp_option options[] = {
@@ -57,6 +64,16 @@ static const struct argp_option options[] = {
      "recurrent states kept for the prefix cache (default: as many as max-seqs, none where memory is short)",
      2},
     {"no-prefix-cache", KEY_NO_PREFIX, NULL, 0, "compute every prompt anew", 2},
+    {"no-images", KEY_NO_IMAGES, NULL, 0, "take no pictures: the tower is not loaded", 3},
+    {"max-images", KEY_IMAGES, "N", 0, "pictures of one request (default 32)", 3},
+    {"max-patches", KEY_PATCHES, "N", 0, "patches of one picture (default 4096, or what memory allows)", 3},
+    {"image-tokens", KEY_ROWS, "N", 0,
+     "tokens of pictures held for all running requests (default: four of the largest pictures)", 3},
+    {"max-pixels", KEY_PIXELS, "N", 0, "pixels of one picture (default 67108864)", 3},
+    {"image-memory", KEY_IMAGE_MEMORY, "BYTES", 0,
+     "host memory for files and patches of all requests (default 2 GiB)", 3},
+    {"image-threads", KEY_IMAGE_THREADS, "N", 0,
+     "host threads that decode and process pictures (default: a quarter of the cores, at most 8)", 3},
     {"fuse", KEY_FUSE, "NAMES", 0,
      "fusions to apply: names with commas, all or none (default: all that change no bit)", 2},
     {0},
@@ -110,6 +127,27 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         break;
     case KEY_NO_PREFIX:
         a->serve.prefix_cache = false;
+        break;
+    case KEY_NO_IMAGES:
+        a->session.images = SESSION_IMAGES_OFF;
+        break;
+    case KEY_IMAGES:
+        a->serve.max_pictures = (uint32_t)cli_int(state, "--max-images", arg, 1, PROMPT_MAX_PICTURES);
+        break;
+    case KEY_PATCHES:
+        a->session.max_patches = (uint32_t)cli_int(state, "--max-patches", arg, 1, 1 << 22);
+        break;
+    case KEY_ROWS:
+        a->session.n_feature_rows = (uint32_t)cli_int(state, "--image-tokens", arg, 1, 1 << 24);
+        break;
+    case KEY_PIXELS:
+        a->serve.max_pixels = (uint64_t)cli_int(state, "--max-pixels", arg, 1, (int64_t)IMAGE_MAX_PIXELS);
+        break;
+    case KEY_IMAGE_MEMORY:
+        a->serve.picture_bytes = cli_bytes(state, "--image-memory", arg);
+        break;
+    case KEY_IMAGE_THREADS:
+        a->serve.picture_threads = (unsigned)cli_int(state, "--image-threads", arg, 1, 64);
         break;
     case KEY_FUSE:
         a->session.fuse = cli_fusions(state, arg);

@@ -26,6 +26,7 @@ struct http_exchange {
     struct http_head head;
     char *text; /* what head points into */
     struct strbuf body;
+    size_t counted;      /* of the body, in server.body_bytes */
     struct strbuf extra; /* header lines added by the handler */
     void *user;
     void (*on_close)(struct http_exchange *x, void *user);
@@ -34,12 +35,19 @@ struct http_exchange {
 
 /* ---- ends */
 
+void http_forget_body(struct http_exchange *x)
+{
+    x->connection->server->body_bytes -= x->counted;
+    x->counted = 0;
+    strbuf_release(&x->body);
+}
+
 static void exchange_free(struct http_exchange *x)
 {
     if (!x)
         return;
+    http_forget_body(x);
     free(x->text);
-    strbuf_release(&x->body);
     strbuf_release(&x->extra);
     free(x);
 }
@@ -370,6 +378,11 @@ static bool read_body(struct connection *c)
         complete = c->body_left == 0;
     }
     evbuffer_drain(in, used);
+    struct http_server *s = c->server;
+    s->body_bytes += x->body.len - x->counted;
+    x->counted = x->body.len;
+    if (!status && s->options.max_bodies && s->body_bytes > s->options.max_bodies)
+        status = 503;
     if (status)
         refuse(c, status);
     else if (complete)

@@ -101,6 +101,7 @@ struct http_server_options {
     const char *host;   /* NULL: 127.0.0.1 */
     uint16_t port;      /* 0: a free one, see http_server_port */
     size_t max_body;    /* of a request; 0: 64 MiB. More is answered with 413 */
+    size_t max_bodies;  /* of all requests that are held at a time; 0: no limit. More is answered with 503 */
     size_t max_headers; /* 0: 32 KiB. More is answered with 431 */
     size_t max_output;  /* unsent bytes of a stream; 0: 4 MiB. A client that lets more pile up is cut off */
     unsigned max_connections; /* 0: 4,096. More wait in the listen queue */
@@ -133,7 +134,9 @@ const char *http_path(const struct http_exchange *x);  /* percent-decoded, begin
 const char *http_query(const struct http_exchange *x); /* raw text behind '?', "" if none */
 const char *http_header(const struct http_exchange *x, const char *name); /* NULL: absent. Any case */
 const char *http_body(const struct http_exchange *x, size_t *n);          /* NUL-terminated; n may be NULL */
-const char *http_peer(const struct http_exchange *x);                     /* "127.0.0.1" */
+/* Its bytes are of no more use: a request that is answered much later need not hold them. */
+void http_forget_body(struct http_exchange *x);
+const char *http_peer(const struct http_exchange *x); /* "127.0.0.1" */
 
 void http_set_user(struct http_exchange *x, void *user);
 void *http_user(const struct http_exchange *x);

@@ -35,6 +35,7 @@ struct http_server {
     struct server_timer *timers;
     struct connection *connections;
     unsigned n_connections;
+    size_t body_bytes; /* of all exchanges */
     bool stopping;
     int wake_fd;
     _Atomic bool stop;

@@ -9,7 +9,7 @@
 #include <time.h>
 
 #include "base/thread.h"
-#include "prompt/prompt.h"
+#include "prompt/prompt_impl.h"
 
 #define CHAT_MAX_TEXT (32u << 20) /* bytes of a rendering */
 #define CHAT_MAX_LIST (1u << 20)  /* segments */
@@ -224,6 +224,31 @@ static int add_special(const struct prompt_front *p, const char *text, struct id
     return ERR_OK;
 }
 
+/* One segment, which may be the marker of the next picture. */
+static int add_segment(const struct prompt_front *p, const struct prompt_pictures *pictures, uint32_t *used,
+                       const struct json *segment, struct strbuf *rendered, struct ids *out, struct err *e)
+{
+    const struct json *text = json_get(segment, "text");
+    struct strbuf stands = STRBUF_INIT;
+    bool special = false;
+    json_bool(json_get(segment, "special"), &special);
+    if (pictures == NULL || !special || strcmp(text->as.string, p->eyes->rules.marker) != 0) {
+        if (rendered)
+            strbuf_add(rendered, text->as.string, text->n);
+        return special ? add_special(p, text->as.string, out, e)
+                       : tokenizer_encode(p->tokenizer, text->as.string, text->n, 0, out, e);
+    }
+    if (++*used > pictures->n)
+        return ERR_OK; /* counted; whoever calls refuses */
+    int rc = placeholders_write(p, &pictures->list[*used - 1], &stands, e);
+    if (rc == 0)
+        rc = tokenizer_encode(p->tokenizer, stands.data, stands.len, TOKENIZE_PARSE_SPECIAL, out, e);
+    if (rc == 0 && rendered)
+        strbuf_add(rendered, stands.data, stands.len);
+    strbuf_release(&stands);
+    return rc;
+}
+
 int prompt_by_function(const struct prompt_front *p, const struct prompt_chat *q, struct strbuf *rendered,
                        struct ids *out, struct err *e)
 {
@@ -232,17 +257,14 @@ int prompt_by_function(const struct prompt_front *p, const struct prompt_chat *q
     struct ids nobody = {0}; /* wants them, yet they are made: an unknown special token is an error */
     out = out ? out : &nobody;
     size_t mark = out->n;
+    uint32_t used = 0;
     arena_init(&arena, p->arena.mem, MEM_REQUEST);
     int rc = prompt_segments(p->spec, q, &arena, &list, e);
-    for (uint32_t i = 0; rc == 0 && i < list->n; i++) {
-        const struct json *text = json_get(json_at(list, i), "text");
-        bool special = false;
-        json_bool(json_get(json_at(list, i), "special"), &special);
-        rc = special ? add_special(p, text->as.string, out, e)
-                     : tokenizer_encode(p->tokenizer, text->as.string, text->n, 0, out, e);
-        if (rendered)
-            strbuf_add(rendered, text->as.string, text->n);
-    }
+    for (uint32_t i = 0; rc == 0 && i < list->n; i++)
+        rc = add_segment(p, q->pictures, &used, json_at(list, i), rendered, out, e);
+    if (rc == 0 && q->pictures && used != q->pictures->n)
+        rc = err_set(e, ERR_MISMATCH, "%s: chat writes %s %u times, and there are %u pictures",
+                     p->spec->arch_name, p->eyes->rules.marker, used, q->pictures->n);
     if (rc == 0 && rendered && strbuf_failed(rendered))
         rc = err_set(e, ERR_NOMEM, "out of memory for the prompt");
     if (rc)

@@ -152,7 +152,8 @@ static int use_config(struct prompt_front *p, struct ckpt *c, const struct json 
     bool wanted = false;
     json_bool(json_get(config, "add_bos_token"), &wanted);
     p->force_bos = wanted && p->bos_id >= 0 && added != p->bos_id;
-    return read_output_rules(p, p->template_text ? p->template_text : "", f, bad, e);
+    rc = read_output_rules(p, p->template_text ? p->template_text : "", f, bad, e);
+    return rc ? rc : eyes_open(p, c, f, bad, e);
 }
 
 /* Tokenizer and model must agree on the ids. */

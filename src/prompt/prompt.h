@@ -178,6 +178,13 @@ int prompt_picture_make(const struct prompt_front *p, const struct prompt_pictur
                         const struct image_limits *limits, struct arena *arena, struct prompt_pixels *out,
                         struct err *e);
 
+/* The message that an engine's tower of this shape takes, malloc'ed: free(*out). ERR_MISMATCH: an input of the
+ * tower is not there, or of another size. ERR_LIMIT, ERR_NOMEM. */
+struct picture_shape;
+struct picture_plan;
+int prompt_picture_message(const struct prompt_pixels *pixels, const struct picture_shape *shape,
+                           struct picture_plan **out, size_t *bytes, struct err *e);
+
 /* Findings I001 to I003: what keeps a model whose architecture file has rules for pictures from taking any.
  */
 int prompt_check_pictures(const struct prompt_front *p, struct findings *f, struct err *e);

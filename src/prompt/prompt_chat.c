@@ -71,11 +71,13 @@ static int render_plain(const struct json *messages, struct strbuf *out, struct 
 /* ---- with one ---- */
 
 /* Parts of a content that the template may see. */
-static int check_parts(const struct json *content, uint32_t message, bool media, struct err *e)
+static int check_parts(const struct json *content, uint32_t message, const struct prompt_chat *c,
+                       struct err *e)
 {
     for (uint32_t k = 0; k < content->n; k++) {
         const struct json *part = json_at(content, k);
         const char *type = json_string(json_get(part, "type"));
+        const bool media = c->media || (c->pictures && type && strcmp(type, "image") == 0);
         if (part->type != JSON_OBJECT || (type == NULL && !media))
             return err_set(e, ERR_INVALID, "messages[%u].content: a part has no type", message);
         if (!media && strcmp(type, "text") != 0)
@@ -87,7 +89,7 @@ static int check_parts(const struct json *content, uint32_t message, bool media,
     return ERR_OK;
 }
 
-static int check_message(const struct json *m, uint32_t i, bool media, struct err *e)
+static int check_message(const struct json *m, uint32_t i, const struct prompt_chat *c, struct err *e)
 {
     const struct json *content = json_get(m, "content");
     if (m->type != JSON_OBJECT)
@@ -101,7 +103,7 @@ static int check_message(const struct json *m, uint32_t i, bool media, struct er
     }
     if (content->type != JSON_ARRAY)
         return err_set(e, ERR_INVALID, "messages[%u].content is neither a string nor an array", i);
-    return check_parts(content, i, media, e);
+    return check_parts(content, i, c, e);
 }
 
 static int check_messages(const struct json *messages, struct err *e)
@@ -154,8 +156,8 @@ static int collect(const struct prompt_front *p, const struct prompt_chat *c, st
     return ERR_OK;
 }
 
-static int render(const struct prompt_front *p, const struct prompt_chat *c, struct jinja_output *out,
-                  struct err *e)
+int chat_render(const struct prompt_front *p, const struct prompt_chat *c, struct jinja_output *out,
+                struct err *e)
 {
     struct jinja_variable v[MAX_VARIABLES];
     struct jinja_options o = {.now = c->now};
@@ -167,7 +169,7 @@ static int render(const struct prompt_front *p, const struct prompt_chat *c, str
         return ERR_UNSUPPORTED;
     }
     for (uint32_t i = 0; i < c->messages->n; i++) {
-        int rc = check_message(json_at(c->messages, i), i, c->media, e);
+        int rc = check_message(json_at(c->messages, i), i, c, e);
         if (rc)
             return rc;
     }
@@ -199,20 +201,34 @@ static int chat_plain(const struct prompt_front *p, const struct prompt_chat *c,
     return rc || !out ? rc : encode_once(p, strbuf_cstr(&r->text), r->text.len, flags, out, e);
 }
 
-int prompt_chat(const struct prompt_front *p, const struct prompt_chat *c, struct strbuf *rendered,
+/* By the template, with what stands for pictures in place of its markers. */
+static int chat_rendered(const struct prompt_front *p, const struct prompt_chat *c, struct jinja_output *r,
+                         struct ids *out, struct err *e)
+{
+    int rc = chat_render(p, c, r, e);
+    if (rc == 0 && c->pictures)
+        rc = placeholders_replace(p, c->pictures, c->parse_special, r, e);
+    return rc || !out ? rc : encode_rendered(p, c, r, out, e);
+}
+
+int prompt_chat(const struct prompt_front *p, const struct prompt_chat *asked, struct strbuf *rendered,
                 struct ids *out, struct err *e)
 {
     struct jinja_output r = {0};
+    struct prompt_chat c = *asked;
+    if (c.pictures && c.pictures->n == 0)
+        c.pictures = NULL;
+    if (c.pictures)
+        c.messages = c.pictures->messages;
     if (p->spec->has_chat && !p->template_works)
-        return prompt_by_function(p, c, rendered, out, e);
-    int rc = check_messages(c->messages, e);
-    if (rc == 0 && !p->has_template) {
-        rc = chat_plain(p, c, &r, out, e);
-    } else if (rc == 0) {
-        rc = render(p, c, &r, e);
-        if (rc == 0 && out)
-            rc = encode_rendered(p, c, &r, out, e);
-    }
+        return prompt_by_function(p, &c, rendered, out, e);
+    int rc = check_messages(c.messages, e);
+    if (rc == 0 && !p->has_template && c.pictures)
+        rc = err_set(e, ERR_UNSUPPORTED, "this model has no chat template: pictures have no place");
+    else if (rc == 0 && !p->has_template)
+        rc = chat_plain(p, &c, &r, out, e);
+    else if (rc == 0)
+        rc = chat_rendered(p, &c, &r, out, e);
     if (rc == 0 && rendered) {
         strbuf_add(rendered, strbuf_cstr(&r.text), r.text.len);
         if (strbuf_failed(rendered))

@@ -112,8 +112,8 @@ static int add_folder(struct prompt_front *p, struct ckpt *c, struct err *e)
 }
 
 /* Errors of reading or parsing a side file leave it out, as if it were not there; memory does not. */
-static int read_json(struct prompt_front *p, struct ckpt *c, const char *name, const struct json **out,
-                     struct err *e)
+int front_json(struct prompt_front *p, struct ckpt *c, const char *name, const struct json **out,
+               struct err *e)
 {
     char *data;
     size_t n;
@@ -144,7 +144,7 @@ static int read_token_names(struct prompt_front *p, struct ckpt *c, const struct
     const struct json *map, *lists[3];
     struct strbuf text = STRBUF_INIT;
     struct json_writer w;
-    int rc = read_json(p, c, "special_tokens_map.json", &map, e);
+    int rc = front_json(p, c, "special_tokens_map.json", &map, e);
     if (rc)
         return rc;
     lists[0] = config;
@@ -179,7 +179,7 @@ static int read_media(struct prompt_front *p, struct ckpt *c, struct err *e)
     static const char *const names[] = {"image_token", "video_token", "audio_token"};
     const struct json *config;
     int64_t id;
-    int rc = read_json(p, c, "config.json", &config, e);
+    int rc = front_json(p, c, "config.json", &config, e);
     for (size_t i = 0; i < ARRAY_LEN(ids); i++)
         if (json_i64(json_get(config, ids[i]), &id))
             add_media(p, id);
@@ -212,7 +212,7 @@ int templates_read(struct prompt_front *p, struct ckpt *c, const struct json *co
     if (rc == 0)
         rc = add_folder(p, c, e);
     if (rc == 0 && !p->has_template)
-        rc = read_json(p, c, "chat_template.json", &processor, e);
+        rc = front_json(p, c, "chat_template.json", &processor, e);
     if (rc == 0 && !p->has_template)
         rc = add_from_json(p, json_get(processor, "chat_template"), e);
     if (rc == 0 && !p->has_template)

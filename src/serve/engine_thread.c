@@ -27,9 +27,19 @@ struct command {
     struct engine_submit submit; /* cancel: only id */
 };
 
+/* What this thread notes of a request. */
+struct work {
+    uint64_t id;
+    uint64_t started_ns;          /* of its first step or picture; 0: not yet */
+    uint64_t vision_ns;           /* spent on its pictures */
+    struct picture_set *pictures; /* until the request ends */
+};
+
 struct engine_thread {
     struct engine_thread_options o;
     struct sched *sched;
+    struct work *work;         /* by the low half of the id */
+    struct picture_set *ended; /* of requests that ended: to be freed once the scheduler is through */
     void *plan, *result;
     size_t plan_cap, result_cap;
     pthread_t thread;
@@ -58,6 +68,32 @@ static void set_state(struct engine_thread *t, enum engine_state state, const ch
     if (changed)
         log_line(t->o.log, state == ENGINE_FAILED ? LOG_ERROR : LOG_INFO, "serve", "engine %s%s%s",
                  state == ENGINE_READY ? "ready" : "failed", *reason ? ": " : "", reason);
+}
+
+/* NULL: nothing is noted of it. */
+static struct work *work_of(struct engine_thread *t, uint64_t id)
+{
+    uint32_t slot = (uint32_t)id;
+    return slot < t->o.n_slots && t->work[slot].id == id ? &t->work[slot] : NULL;
+}
+
+static void release_pictures(struct engine_thread *t, uint64_t id)
+{
+    struct work *w = work_of(t, id);
+    if (w == NULL || w->pictures == NULL)
+        return;
+    w->pictures->next = t->ended;
+    t->ended = w->pictures;
+    w->pictures = NULL;
+}
+
+static void free_ended(struct engine_thread *t)
+{
+    while (t->ended) {
+        struct picture_set *s = t->ended;
+        t->ended = s->next;
+        picture_set_free(s);
+    }
 }
 
 /* ---- events out ---- */
@@ -112,12 +148,17 @@ static void on_sched_event(void *context, const struct sched_event *s)
                               .n_prompt = s->n_prompt,
                               .n_cached = s->n_cached,
                               .n_generated = s->n_generated};
+    const struct work *w = work_of(t, s->id);
+    ev.started_ns = w ? w->started_ns : 0;
+    ev.vision_ns = w ? w->vision_ns : 0;
     ev.n_top = s->n_top < STEP_MAX_TOP ? s->n_top : STEP_MAX_TOP;
     if (ev.n_top)
         memcpy(ev.top, s->top, ev.n_top * sizeof *ev.top);
     if (s->finish == SCHED_FAILED)
         snprintf(ev.why, sizeof ev.why, "%.255s", s->why ? s->why : "the step failed");
     push_event(t, &ev);
+    if (s->finish != SCHED_RUNNING)
+        release_pictures(t, s->id);
 }
 
 /* ---- commands in ---- */
@@ -132,6 +173,15 @@ static int submit_now(struct engine_thread *t, const struct engine_submit *r, st
                               .n_stop = t->o.n_stop,
                               .ignore_stop = r->ignore_stop,
                               .sampling = r->sampling};
+    const struct picture_set *s = r->pictures;
+    if (s) {
+        q.images = s->images;
+        q.n_images = s->pictures.n;
+        q.feature_of = s->layout.feature_of;
+        q.places = s->layout.places;
+        q.spans = s->layout.spans;
+        q.place_delta = s->layout.place_delta;
+    }
     return sched_submit(t->sched, &q, e);
 }
 
@@ -141,13 +191,18 @@ static void run_command(struct engine_thread *t, struct command *c)
     struct err e = {0};
     if (c->cancel) {
         sched_cancel(t->sched, c->submit.id);
+        release_pictures(t, c->submit.id);
         return;
     }
+    if ((uint32_t)c->submit.id >= t->o.n_slots)
+        BUG("request %llu is in none of %u slots", (unsigned long long)c->submit.id, t->o.n_slots);
+    t->work[(uint32_t)c->submit.id] = (struct work){.id = c->submit.id, .pictures = c->submit.pictures};
     ev.code = submit_now(t, &c->submit, &e);
     free(c->submit.prompt);
     if (ev.code) {
         ev.kind = EVENT_REFUSED;
         snprintf(ev.why, sizeof ev.why, "%.255s", e.message);
+        release_pictures(t, ev.id);
     }
     push_event(t, &ev);
 }
@@ -176,6 +231,7 @@ static bool take_commands(struct engine_thread *t, bool idle)
     pthread_mutex_unlock(&t->lock);
     for (size_t i = 0; i < n; i++)
         run_command(t, &batch[i]);
+    free_ended(t);
     return go_on;
 }
 
@@ -207,10 +263,21 @@ static void note_step(struct engine_thread *t, uint64_t ns, bool failed)
         set_state(t, ENGINE_READY, "");
 }
 
+static void note_starts(struct engine_thread *t, struct step_plan *plan, uint64_t now)
+{
+    const struct step_seq *seqs = step_plan_seqs(plan);
+    for (uint32_t i = 0; i < plan->n_seqs; i++) {
+        struct work *w = work_of(t, seqs[i].request);
+        if (w && w->started_ns == 0)
+            w->started_ns = now;
+    }
+}
+
 static void run_step(struct engine_thread *t, struct step_plan *plan)
 {
     struct err e = {0};
     uint64_t start = clock_ns();
+    note_starts(t, plan, start);
     int rc = engine_step(t->o.engine, plan, plan->bytes, t->result, t->result_cap, &e);
     const struct step_result *r = t->result;
     size_t bytes = rc == 0 ? r->bytes : failed_result(t, plan, rc, e.message);
@@ -229,6 +296,32 @@ static void run_step(struct engine_thread *t, struct step_plan *plan)
     note_step(t, clock_ns() - start, failed || rc != 0);
     if (failed || rc)
         clock_sleep_ns(FAILED_STEP_PAUSE);
+}
+
+/* A picture that is due goes through the tower. False: none is. A picture that fails costs its request. */
+static bool run_picture(struct engine_thread *t)
+{
+    struct sched_job job;
+    struct err e = {0};
+    if (t->o.sched.limits.n_feature_rows == 0 || !sched_picture(t->sched, &job))
+        return false;
+    uint64_t start = clock_ns();
+    int rc = engine_picture(t->o.engine, job.message, job.bytes, job.first_row, &e);
+    uint64_t ns = clock_ns() - start;
+    struct work *w = work_of(t, job.request);
+    if (w) {
+        w->started_ns = w->started_ns ? w->started_ns : start;
+        w->vision_ns += ns;
+    }
+    pthread_mutex_lock(&t->lock);
+    histogram_add(&t->snapshot.picture_seconds, (double)ns / 1e9);
+    t->snapshot.failed_pictures += rc != 0;
+    t->snapshot.longest_step_ns = ns > t->snapshot.longest_step_ns ? ns : t->snapshot.longest_step_ns;
+    pthread_mutex_unlock(&t->lock);
+    if (rc)
+        log_line(t->o.log, LOG_ERROR, "serve", "a picture failed: %.200s", e.message);
+    sched_picture_done(t->sched, rc, e.message, on_sched_event, t);
+    return true;
 }
 
 /* One token of the real model, computed like any other: before that nobody is told that the service is ready,
@@ -259,12 +352,14 @@ static void *engine_main(void *arg)
         struct step_plan *plan = NULL;
         struct err e = {0};
         struct sched_stats stats;
-        int rc = sched_plan(t->sched, t->plan, t->plan_cap, &plan, &e);
+        bool picture = run_picture(t);
+        int rc = picture ? ERR_OK : sched_plan(t->sched, t->plan, t->plan_cap, &plan, &e);
         if (rc)
             set_state(t, ENGINE_FAILED, e.message);
         else if (plan)
             run_step(t, plan);
-        idle = rc != 0 || plan == NULL;
+        idle = rc != 0 || (plan == NULL && !picture);
+        free_ended(t);
         sched_stats(t->sched, &stats);
         pthread_mutex_lock(&t->lock);
         t->snapshot.sched = stats;
@@ -279,12 +374,7 @@ static void *engine_main(void *arg)
 static int make_buffers(struct engine_thread *t, struct err *e)
 {
     const struct engine_limits *l = &t->o.sched.limits;
-    uint64_t pages, plan;
-    if (!mul_u64(l->max_seqs, l->max_pages_per_seq, &pages) || pages > STEP_MAX_BYTES / sizeof(int32_t))
-        pages = STEP_MAX_BYTES / sizeof(int32_t);
-    plan = sizeof(struct step_plan) + 64 + (uint64_t)l->max_seqs * sizeof(struct step_seq) +
-           ((uint64_t)l->max_tokens + pages) * sizeof(int32_t);
-    t->plan_cap = plan < STEP_MAX_BYTES ? (size_t)plan : STEP_MAX_BYTES;
+    t->plan_cap = step_plan_bytes(l);
     t->result_cap = engine_result_bytes(l, false) + 1024; /* room for an error, whatever the limits are */
     t->plan = malloc(t->plan_cap);
     t->result = calloc(1, t->result_cap);
@@ -302,6 +392,8 @@ int engine_thread_open(struct engine_thread **out, const struct engine_thread_op
         return err_set(e, ERR_NOMEM, "out of memory for the engine thread");
     t->o = *o;
     int rc = make_buffers(t, e);
+    if (rc == 0 && (t->work = calloc(o->n_slots + 1, sizeof *t->work)) == NULL)
+        rc = err_set(e, ERR_NOMEM, "out of memory for %u requests", o->n_slots);
     if (rc == 0)
         rc = sched_open(&t->sched, &o->sched, e);
     if (rc) {
@@ -341,6 +433,12 @@ void engine_thread_stop(struct engine_thread *t)
     t->started = false;
 }
 
+static void drop_submit(struct engine_submit *r)
+{
+    free(r->prompt);
+    picture_set_free(r->pictures);
+}
+
 void engine_thread_close(struct engine_thread *t)
 {
     if (t == NULL)
@@ -348,7 +446,9 @@ void engine_thread_close(struct engine_thread *t)
     engine_thread_stop(t);
     for (size_t i = 0; i < t->n_commands; i++)
         if (!t->commands[i].cancel)
-            free(t->commands[i].submit.prompt);
+            drop_submit(&t->commands[i].submit);
+    for (uint32_t i = 0; t->work && i < t->o.n_slots; i++)
+        picture_set_free(t->work[i].pictures);
     sched_close(t->sched);
     if (t->have_locks) {
         pthread_cond_destroy(&t->wake);
@@ -356,6 +456,7 @@ void engine_thread_close(struct engine_thread *t)
     }
     free(t->plan);
     free(t->result);
+    free(t->work);
     free(t->commands);
     free(t->taken);
     free(t->events);
@@ -377,8 +478,10 @@ static int push_command(struct engine_thread *t, const struct command *c)
 int engine_thread_submit(struct engine_thread *t, const struct engine_submit *r)
 {
     int rc = push_command(t, &(struct command){.submit = *r});
-    if (rc)
-        free(r->prompt);
+    if (rc) {
+        struct engine_submit gone = *r;
+        drop_submit(&gone);
+    }
     return rc;
 }
 

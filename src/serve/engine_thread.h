@@ -10,6 +10,7 @@
 #include "base/log.h"
 #include "sched/sched.h"
 #include "serve/metrics.h"
+#include "serve/picture_pool.h"
 
 struct engine_thread;
 
@@ -22,8 +23,10 @@ enum engine_event_kind {
 struct engine_event {
     enum engine_event_kind kind;
     uint64_t id;
-    uint64_t at_ns; /* clock_ns() */
-    int32_t token;  /* -1: none */
+    uint64_t at_ns;                 /* clock_ns() */
+    uint64_t started_ns, vision_ns; /* of EVENT_TOKEN: when work on the request began, and what of the time
+                                     * since went into its pictures */
+    int32_t token;                  /* -1: none */
     float logprob;
     uint32_t n_top;
     struct step_top top[STEP_MAX_TOP];
@@ -39,6 +42,7 @@ struct engine_submit {
     uint32_t n_prompt, max_new;
     bool ignore_stop;
     struct step_sampling sampling;
+    struct picture_set *pictures; /* taken over like the prompt; NULL: none */
 };
 
 enum engine_state { ENGINE_LOADING /* no token computed yet */, ENGINE_READY, ENGINE_FAILED };
@@ -51,6 +55,8 @@ struct engine_snapshot {
     uint64_t failed_steps;
     struct sched_stats sched;
     struct histogram step_seconds;
+    struct histogram picture_seconds; /* of the tower, one picture */
+    uint64_t failed_pictures;
 };
 
 struct engine_thread_options {
@@ -60,6 +66,7 @@ struct engine_thread_options {
     uint32_t n_stop;
     int32_t canary_token; /* prompt of the one-token request that proves readiness */
     uint32_t vocab_limit;
+    uint32_t n_slots;              /* low halves of ids are below it, and unique among live requests */
     void (*notify)(void *context); /* on the engine thread: events wait */
     void *context;
     struct log *log;

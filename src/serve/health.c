@@ -145,6 +145,46 @@ int write_health(struct strbuf *out, struct serve *s)
     return strcmp(state, "ready") == 0 ? 200 : 503;
 }
 
+/* Where the time of pictures goes. Busy seconds beside each other tell which of host threads and tower is the
+ * bottleneck: the one whose share of the time (over its threads) is near 1. */
+static void write_picture_metrics(struct strbuf *out, struct serve *s, const struct engine_snapshot *e)
+{
+    struct picture_pool_stats p = {0};
+    if (s->pool == NULL)
+        return;
+    picture_pool_stats(s->pool, &p);
+    metric_value(out, "day0_images_total", "counter", "Pictures of accepted requests",
+                 (double)s->metrics.pictures);
+    metric_value(out, "day0_images_failed_total", "counter",
+                 "Pictures that could not be decoded or processed", (double)p.n_failed);
+    metric_value(out, "day0_images_encoded_total", "counter", "Pictures that went through the tower",
+                 (double)e->sched.images_encoded);
+    metric_value(out, "day0_images_cached_total", "counter", "Pictures found in the prefix cache",
+                 (double)e->sched.images_cached);
+    metric_value(out, "day0_image_threads", "gauge", "Host threads for pictures", p.n_threads);
+    metric_value(out, "day0_images_waiting", "gauge", "Pictures that no host thread has begun", p.n_waiting);
+    metric_value(out, "day0_image_held_bytes", "gauge", "Files and patches of pictures held for requests",
+                 (double)p.held_bytes);
+    metric_value(out, "day0_image_busy_seconds_total", "counter", "Time of host threads spent on pictures",
+                 seconds(p.busy_ns));
+    metric_value(out, "day0_vision_busy_seconds_total", "counter", "Time of the engine spent in the tower",
+                 e->picture_seconds.sum);
+    metric_value(out, "day0_vision_failed_total", "counter", "Pictures that failed in the tower",
+                 (double)e->failed_pictures);
+    metric_value(out, "day0_feature_rows_total", "gauge", "Rows of features that can be held",
+                 e->sched.feature_rows_total);
+    metric_value(out, "day0_feature_rows_free", "gauge", "Rows of features that are free",
+                 e->sched.feature_rows_free);
+    metric_histogram(out, "day0_image_decode_seconds", "Decoding one picture", &p.decode);
+    metric_histogram(out, "day0_image_preprocess_seconds", "Resizing one picture and cutting it into patches",
+                     &p.process);
+    metric_histogram(out, "day0_image_encode_seconds", "One picture through the tower", &e->picture_seconds);
+    metric_histogram(out, "day0_images_seconds", "From arrival until all pictures of a request were made",
+                     &s->metrics.images);
+    metric_histogram(out, "day0_vision_seconds", "In the tower, all pictures of a request",
+                     &s->metrics.vision);
+}
+
 void write_metrics(struct strbuf *out, struct serve *s)
 {
     struct engine_snapshot e;
@@ -198,11 +238,16 @@ void write_metrics(struct strbuf *out, struct serve *s)
     metric_histogram(out, "day0_time_to_first_token_seconds", "From request to first token", &m->ttft);
     metric_histogram(out, "day0_inter_token_seconds", "Between tokens of one request", &m->itl);
     metric_histogram(out, "day0_request_seconds", "From request to end, of requests that completed", &m->e2e);
+    metric_histogram(out, "day0_queue_seconds", "From submission to the first work, of those", &m->queue);
+    metric_histogram(out, "day0_prefill_seconds", "From the first work to the first token, of those",
+                     &m->prefill);
+    metric_histogram(out, "day0_decode_seconds", "From the first token to the last, of those", &m->decode);
     metric_histogram(out, "day0_step_seconds", "Duration of one engine step", &e.step_seconds);
     metric_value(out, "process_resident_memory_bytes", "gauge", "Resident memory", (double)rss);
     metric_value(out, "day0_peak_resident_memory_bytes", "gauge", "Largest resident memory", (double)peak);
     metric_value(out, "day0_predicted_memory_bytes", "gauge", "Memory that the plan predicted",
                  (double)s->o.predicted_bytes);
+    write_picture_metrics(out, s, &e);
     metric_value(out, "day0_connections", "gauge", "Open connections", http_server_connections(s->http));
 }
 

@@ -39,6 +39,7 @@ static void free_request(struct live_request *r)
     strbuf_release(&r->out.held);
     strbuf_release(&r->text);
     output_release(&r->output);
+    ids_release(&r->prompt);
     free(r->scored);
     free(r->tops);
     free(r->ids);
@@ -63,13 +64,22 @@ static struct live_request *new_request(struct serve *s)
 
 /* ---- ends ---- */
 
+void request_cancel(struct live_request *r)
+{
+    if (r->in_pool)
+        picture_pool_cancel(r->serve->pool, r->id);
+    else
+        engine_thread_cancel(r->serve->thread, r->id);
+    r->in_pool = false;
+}
+
 static void on_client_gone(struct http_exchange *x, void *user)
 {
     struct live_request *r = user;
     struct serve *s = r->serve;
     (void)x;
     s->metrics.outcomes[OUTCOME_CLIENT_GONE]++;
-    engine_thread_cancel(s->thread, r->id);
+    request_cancel(r);
     free_request(r);
 }
 
@@ -130,7 +140,7 @@ static void fail(struct live_request *r, int status, const char *code, const cha
 
 static void fail_and_cancel(struct live_request *r, const char *why)
 {
-    engine_thread_cancel(r->serve->thread, r->id);
+    request_cancel(r);
     fail(r, 500, "internal", why);
 }
 
@@ -138,6 +148,25 @@ static void fail_and_cancel(struct live_request *r, const char *why)
 static const char *finish_name(const struct live_request *r, enum sched_finish how)
 {
     return how == SCHED_STOP && r->output.n_calls > 0 ? "tool_calls" : sched_finish_name(how);
+}
+
+static double seconds(uint64_t from, uint64_t to)
+{
+    return to > from ? (double)(to - from) / 1e9 : 0;
+}
+
+static void count_times(struct live_request *r, uint64_t now)
+{
+    struct service_metrics *m = &r->serve->metrics;
+    const struct request_times *t = &r->times;
+    histogram_add(&m->e2e, seconds(t->arrived, now));
+    if (r->n_pictures) {
+        histogram_add(&m->images, seconds(t->arrived, t->submitted));
+        histogram_add(&m->vision, seconds(0, t->vision));
+    }
+    histogram_add(&m->queue, seconds(t->submitted, t->started));
+    histogram_add(&m->prefill, seconds(t->started + t->vision, t->first_token));
+    histogram_add(&m->decode, seconds(t->first_token, t->last_token));
 }
 
 static void finish(struct live_request *r, enum sched_finish how, uint64_t now)
@@ -148,7 +177,7 @@ static void finish(struct live_request *r, enum sched_finish how, uint64_t now)
         return;
     }
     s->metrics.outcomes[how == SCHED_LENGTH ? OUTCOME_LENGTH : OUTCOME_STOP]++;
-    histogram_add(&s->metrics.e2e, (double)(now - r->arrived_ns) / 1e9);
+    count_times(r, now);
     if (!r->streaming) {
         strbuf_clear(&s->scratch);
         write_answer(&s->scratch, r, finish_name(r, how));
@@ -276,14 +305,18 @@ static int note_token(struct live_request *r, const struct engine_event *ev)
     return ERR_OK;
 }
 
-static void note_times(struct live_request *r, uint64_t at)
+static void note_times(struct live_request *r, const struct engine_event *ev)
 {
     struct service_metrics *m = &r->serve->metrics;
-    if (r->n_generated == 1)
-        histogram_add(&m->ttft, (double)(at - r->arrived_ns) / 1e9);
-    else
-        histogram_add(&m->itl, (double)(at - r->last_token_ns) / 1e9);
-    r->last_token_ns = at;
+    if (r->n_generated == 1) {
+        histogram_add(&m->ttft, seconds(r->times.arrived, ev->at_ns));
+        r->times.started = ev->started_ns;
+        r->times.vision = ev->vision_ns;
+        r->times.first_token = ev->at_ns;
+    } else {
+        histogram_add(&m->itl, seconds(r->times.last_token, ev->at_ns));
+    }
+    r->times.last_token = ev->at_ns;
     m->generated_tokens++;
 }
 
@@ -305,12 +338,11 @@ static int decode(struct live_request *r, const struct engine_event *ev, struct 
 
 static void on_token(struct live_request *r, const struct engine_event *ev)
 {
-    struct serve *s = r->serve;
     struct err e = {0};
     r->n_cached = ev->n_cached;
     if (ev->token >= 0) {
         r->n_generated++;
-        note_times(r, ev->at_ns);
+        note_times(r, ev);
         if (note_token(r, ev)) {
             fail_and_cancel(r, "out of memory");
             return;
@@ -328,7 +360,7 @@ static void on_token(struct live_request *r, const struct engine_event *ev)
     enum sched_finish how = ev->finish;
     if (r->out.hit) {
         if (how == SCHED_RUNNING)
-            engine_thread_cancel(s->thread, r->id);
+            request_cancel(r);
         how = SCHED_STOP;
     } else if (how != SCHED_RUNNING) {
         certain = r->out.held.len; /* nothing can complete a stop string any more */
@@ -406,30 +438,69 @@ static uint64_t random_seed(const struct serve *s)
     return seed >> 11;
 }
 
-static void fill_submit(const struct live_request *r, struct ids *ids, struct engine_submit *q)
+static void submit(struct live_request *r, struct picture_set *pictures)
 {
     const struct request_params *p = &r->params;
-    *q = (struct engine_submit){.id = r->id,
-                                .prompt = ids->data,
-                                .n_prompt = (uint32_t)ids->n,
-                                .max_new = (uint32_t)p->max_tokens,
-                                .ignore_stop = p->ignore_eos};
-    q->sampling = (struct step_sampling){.temperature = p->temperature,
-                                         .top_p = p->top_p,
-                                         .top_k = p->top_k,
-                                         .n_top = p->logprobs ? p->n_top : 0,
-                                         .seed = p->seed,
-                                         .want_logprob = p->logprobs,
-                                         .vocab_limit = r->serve->front->vocab_limit};
-    *ids = (struct ids){0};
+    struct engine_submit q = {.id = r->id,
+                              .prompt = r->prompt.data,
+                              .n_prompt = (uint32_t)r->prompt.n,
+                              .pictures = pictures,
+                              .max_new = (uint32_t)p->max_tokens,
+                              .ignore_stop = p->ignore_eos};
+    q.sampling = (struct step_sampling){.temperature = p->temperature,
+                                        .top_p = p->top_p,
+                                        .top_k = p->top_k,
+                                        .n_top = p->logprobs ? p->n_top : 0,
+                                        .seed = p->seed,
+                                        .want_logprob = p->logprobs,
+                                        .vocab_limit = r->serve->front->vocab_limit};
+    r->prompt = (struct ids){0};
+    r->times.submitted = clock_ns();
+    if (engine_thread_submit(r->serve->thread, &q))
+        fail(r, 500, "internal", "out of memory");
 }
 
-void request_start(struct serve *s, struct http_exchange *x, const struct request_params *p, struct ids *ids,
-                   const struct strbuf *rendered)
+void request_pictures(struct serve *s, struct picture_set *set)
+{
+    struct live_request *r = find_request(s, set->id);
+    char param[64], why[400];
+    struct api_error err;
+    if (r == NULL || !r->in_pool) { /* it ended while they were on their way */
+        picture_set_free(set);
+        return;
+    }
+    r->in_pool = false;
+    if (set->code == 0) {
+        r->times.picture_decode = set->decode_ns;
+        r->times.picture_process = set->process_ns;
+        submit(r, set);
+        return;
+    }
+    const struct prompt_picture *q = &set->pictures.list[set->failed];
+    snprintf(param, sizeof param, "messages[%u].content[%u]", q->message, q->part);
+    snprintf(why, sizeof why, "%s: %s", param, set->why);
+    bool ours = set->code == ERR_NOMEM || set->code == ERR_MISMATCH;
+    api_error(&err, ours ? 500 : 400, ours ? "internal" : "invalid_value", param, "%s", why);
+    picture_set_free(set);
+    request_fail(r, &err);
+}
+
+static void add_pictures(struct live_request *r, struct picture_set *set)
+{
+    r->n_pictures = set->pictures.n;
+    for (uint32_t i = 0; i < set->pictures.n; i++)
+        r->n_picture_rows += set->pictures.list[i].n_rows;
+    set->id = r->id;
+    r->in_pool = true;
+    r->serve->metrics.pictures += set->pictures.n;
+    picture_pool_submit(set);
+}
+
+void request_start(struct serve *s, struct http_exchange *x, struct request_input *in)
 {
     struct api_error err;
     struct err e = {0};
-    struct engine_submit q;
+    const struct request_params *p = &in->params;
     struct live_request *r = s->n_live < s->max_live ? new_request(s) : NULL;
     if (r == NULL) {
         s->metrics.outcomes[OUTCOME_QUEUE_FULL]++;
@@ -437,9 +508,11 @@ void request_start(struct serve *s, struct http_exchange *x, const struct reques
                   s->n_live);
         http_add_header(x, "Retry-After", "1");
         reply_error(x, &err);
-        ids_release(ids);
+        ids_release(&in->ids);
+        picture_set_free(in->pictures);
         return;
     }
+    http_forget_body(x); /* what is needed of it was copied */
     r->exchange = x;
     r->params = *p;
     r->params.model = NULL;
@@ -451,23 +524,25 @@ void request_start(struct serve *s, struct http_exchange *x, const struct reques
     snprintf(r->name, sizeof r->name, "%s-%016llx", p->endpoint == ENDPOINT_CHAT ? "chatcmpl" : "cmpl",
              (unsigned long long)rng_u64(s->name_seed, r->id));
     r->created = clock_unix_ns() / 1000000000;
-    r->arrived_ns = clock_ns();
-    r->n_prompt = (uint32_t)ids->n;
+    r->times.arrived = clock_ns();
+    r->prompt = in->ids;
+    in->ids = (struct ids){0};
+    r->n_prompt = (uint32_t)r->prompt.n;
     detokenizer_init(&r->detokenizer, s->front->tokenizer, false);
     /* ids beyond the tokenizer (a padded vocabulary) have no text; an error here changes no more than a
      * leading space */
-    detokenizer_skip(&r->detokenizer, ids->data, ids->n, NULL);
+    detokenizer_skip(&r->detokenizer, r->prompt.data, r->prompt.n, NULL);
     r->out.stops = r->params.stop;
     r->out.n_stops = r->params.n_stop;
-    bool readable = output_begin(r, p, rendered, &e) == ERR_OK;
+    bool readable = output_begin(r, p, &in->rendered, &e) == ERR_OK;
     http_set_user(x, r);
     http_on_close(x, on_client_gone);
     if (!readable) {
-        ids_release(ids);
+        picture_set_free(in->pictures);
         fail(r, 500, "internal", e.message);
-        return;
+    } else if (in->pictures) {
+        add_pictures(r, in->pictures);
+    } else {
+        submit(r, NULL);
     }
-    fill_submit(r, ids, &q);
-    if (engine_thread_submit(s->thread, &q))
-        fail(r, 500, "internal", "out of memory");
 }

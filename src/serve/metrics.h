@@ -34,8 +34,10 @@ const char *outcome_name(enum outcome o);
 struct service_metrics {
     uint64_t outcomes[OUTCOME_N];
     uint64_t prompt_tokens, generated_tokens;          /* of requests that were accepted */
+    uint64_t pictures;                                 /* of those */
     uint64_t calls, malformed_calls, unfinished_calls; /* of chats whose output is read by rules */
     struct histogram ttft, itl, e2e;
+    struct histogram images, queue, vision, prefill, decode; /* segments of requests that completed */
 };
 
 /* One metric family with one value. */

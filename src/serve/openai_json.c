@@ -197,7 +197,37 @@ static void write_usage(struct json_writer *w, const struct live_request *r)
     json_key(w, "prompt_tokens_details");
     json_begin_object(w);
     json_put_u64(w, "cached_tokens", r->n_cached);
+    if (r->n_pictures)
+        json_put_u64(w, "image_tokens", r->n_picture_rows);
     json_end_object(w);
+    json_end_object(w);
+}
+
+static void put_seconds(struct json_writer *w, const char *key, uint64_t from, uint64_t to)
+{
+    json_put_f64(w, key, to > from ? (double)(to - from) / 1e9 : 0);
+}
+
+/* Segments that follow each other: images, queue, vision, prefill and decode are together the total.
+ * image_decode and image_preprocess are seconds of threads, within images. */
+static void write_timings(struct json_writer *w, const struct live_request *r)
+{
+    const struct request_times *t = &r->times;
+    if (!r->params.timings)
+        return;
+    json_key(w, "day0_timings");
+    json_begin_object(w);
+    if (r->n_pictures) {
+        put_seconds(w, "images_s", t->arrived, t->submitted);
+        put_seconds(w, "image_decode_s", 0, t->picture_decode);
+        put_seconds(w, "image_preprocess_s", 0, t->picture_process);
+    }
+    put_seconds(w, "queue_s", t->submitted, t->started);
+    if (r->n_pictures)
+        put_seconds(w, "vision_s", 0, t->vision);
+    put_seconds(w, "prefill_s", t->started + t->vision, t->first_token);
+    put_seconds(w, "decode_s", t->first_token, t->last_token);
+    put_seconds(w, "total_s", t->arrived, t->last_token);
     json_end_object(w);
 }
 
@@ -309,6 +339,8 @@ void write_chunk(struct strbuf *out, const struct live_request *r, const struct 
         json_write_string_n(&w, c->text, c->text_bytes);
     }
     end_choice(&w, r, c->n_scored, c->finish);
+    if (c->finish)
+        write_timings(&w, r);
     if (r->params.include_usage) {
         json_key(&w, "usage");
         json_write_null(&w);
@@ -339,6 +371,7 @@ void write_answer(struct strbuf *out, const struct live_request *r, const char *
     }
     end_choice(&w, r, r->n_scored, finish);
     write_usage(&w, r);
+    write_timings(&w, r);
     json_end_object(&w);
 }
 

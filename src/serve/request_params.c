@@ -247,6 +247,12 @@ static int read_token_ids(struct request_params *p, const char *name, const stru
     return read_bool(&p->return_token_ids, name, v, err);
 }
 
+static int read_timings(struct request_params *p, const char *name, const struct json *v,
+                        struct api_error *err)
+{
+    return read_bool(&p->timings, name, v, err);
+}
+
 /* ---- parameters that may be sent as long as they change nothing ---- */
 
 static int accept_any(struct request_params *p, const char *name, const struct json *v, struct api_error *err)
@@ -360,6 +366,7 @@ static const struct {
     {"top_logprobs", ENDPOINT_CHAT, read_top_count},
     {"ignore_eos", BOTH, read_ignore_eos},
     {"return_token_ids", BOTH, read_token_ids},
+    {"day0_timings", BOTH, read_timings},
     {"chat_template_kwargs", ENDPOINT_CHAT, read_template_variables},
     {"add_generation_prompt", ENDPOINT_CHAT, read_generation_prompt},
     /* accepted where they change nothing */

@@ -54,6 +54,7 @@ struct request_params {
     bool logprobs;
     uint32_t n_top; /* alternatives per token */
     bool ignore_eos, return_token_ids;
+    bool timings; /* the answer tells where its time went */
 };
 
 /* Returns 0, or the HTTP status with *err filled. */

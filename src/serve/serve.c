@@ -6,6 +6,7 @@
  */
 #include "serve/serve.h"
 
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -29,6 +30,20 @@ static void drain_events(void *arg)
         request_event(s, &s->events[i]);
 }
 
+static void drain_pictures(void *arg)
+{
+    struct serve *s = arg;
+    for (struct picture_set *set; s->pool && (set = picture_pool_take(s->pool));)
+        request_pictures(s, set);
+}
+
+/* A thread of the pool. */
+static void on_pictures(void *context)
+{
+    struct serve *s = context;
+    http_server_post(s->http, drain_pictures, s); /* out of memory: the tick looks as well */
+}
+
 /* Engine thread. */
 static void on_events(void *context)
 {
@@ -44,7 +59,7 @@ static void fail_all(struct serve *s, int status, const char *code, const char *
     for (uint32_t i = 0; i < s->n_slots; i++) {
         struct live_request *r = s->slots[i].request;
         if (r) {
-            engine_thread_cancel(s->thread, r->id);
+            request_cancel(r);
             request_fail(r, &err);
         }
     }
@@ -67,6 +82,7 @@ static void on_tick(void *arg)
     struct serve *s = arg;
     uint64_t now = clock_ns();
     drain_events(s);
+    drain_pictures(s);
     for (uint32_t i = 0; i < s->n_slots && s->n_live > 0; i++)
         if (s->slots[i].request)
             request_tick(s->slots[i].request, now);
@@ -91,7 +107,10 @@ static void set_defaults(struct serve *s)
     o->host = o->host ? o->host : "127.0.0.1";
     o->max_connections = o->max_connections ? o->max_connections : 4096;
     o->max_waiting = o->max_waiting ? o->max_waiting : 1024;
-    o->max_body = o->max_body ? o->max_body : 8u << 20;
+    bool pictures = engine_limits(s->engine)->n_feature_rows > 0;
+    o->max_body = o->max_body ? o->max_body : pictures ? 64u << 20 : 8u << 20;
+    o->max_pictures = o->max_pictures ? o->max_pictures : 32;
+    o->picture_bytes = o->picture_bytes ? o->picture_bytes : UINT64_C(2) << 30;
     o->ping_ns = o->ping_ns ? o->ping_ns : 5000000000u;
     o->drain_ns = o->drain_ns ? o->drain_ns : 5000000000u;
     o->stall_ns = o->stall_ns ? o->stall_ns : 30000000000u;
@@ -130,6 +149,7 @@ static int open_thread(struct serve *s, struct err *e)
                                       .n_stop = s->front->n_stop,
                                       .canary_token = s->front->bos_id > 0 ? s->front->bos_id : 0,
                                       .vocab_limit = s->front->vocab_limit,
+                                      .n_slots = s->n_slots,
                                       .notify = on_events,
                                       .context = s,
                                       .log = &s->d0->log};
@@ -148,11 +168,40 @@ static int open_thread(struct serve *s, struct err *e)
     return engine_thread_open(&s->thread, &o, e);
 }
 
+static unsigned usable_cores(void)
+{
+    cpu_set_t set;
+    int n = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
+    return n > 0 ? (unsigned)n : 1;
+}
+
+/* A quarter of the cores: the others are the engine's. */
+static int open_pool(struct serve *s, struct err *e)
+{
+    const struct engine_limits *l = engine_limits(s->engine);
+    unsigned n = usable_cores() / 4;
+    if (l->n_feature_rows == 0)
+        return ERR_OK;
+    struct picture_pool_options o = {.front = s->front,
+                                     .shape = engine_picture_shape(s->engine),
+                                     .limits.max_pixels = s->o.max_pixels,
+                                     .n_threads = s->o.picture_threads ? s->o.picture_threads
+                                                  : n < 1              ? 1
+                                                  : n > 8              ? 8
+                                                                       : n,
+                                     .max_bytes = s->o.picture_bytes,
+                                     .notify = on_pictures,
+                                     .context = s,
+                                     .mem = &s->d0->mem};
+    return picture_pool_open(&s->pool, &o, e);
+}
+
 static int open_port(struct serve *s, struct err *e)
 {
     struct http_server_options o = {.host = s->o.host,
                                     .port = s->o.port,
                                     .max_body = s->o.max_body,
+                                    .max_bodies = s->o.max_body * 16 + (256u << 20),
                                     .max_connections = s->o.max_connections,
                                     .handler = serve_handle,
                                     .user = s};
@@ -183,6 +232,8 @@ int serve_open(struct serve **out, struct engine *x, struct prompt_front *p, con
         rc = open_port(s, e);
     if (rc == 0)
         rc = open_thread(s, e);
+    if (rc == 0)
+        rc = open_pool(s, e);
     if (rc) {
         serve_close(s);
         return rc;
@@ -217,9 +268,11 @@ void serve_close(struct serve *s)
         return;
     if (s->thread)
         engine_thread_stop(s->thread);
+    picture_pool_stop(s->pool); /* its threads post to the loop */
     if (s->http)
         http_server_close(s->http); /* its last callbacks still use slots and thread */
     engine_thread_close(s->thread);
+    picture_pool_close(s->pool); /* last: sets that the others held are counted there */
     for (uint32_t i = 0; s->slots && i < s->n_slots; i++)
         if (s->slots[i].request)
             BUG("request %u outlived its exchange", i);

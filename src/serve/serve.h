@@ -17,7 +17,11 @@ struct serve_options {
     const char *model_name;   /* name in /v1/models; NULL: last component of the directory */
     uint32_t max_connections; /* 0: 4096 */
     uint32_t max_waiting;     /* 0: 1024 */
-    size_t max_body;          /* 0: 8 MiB */
+    size_t max_body;          /* 0: 8 MiB, of a model that takes pictures 64 MiB */
+    uint32_t max_pictures;    /* of one request; 0: 32 */
+    uint64_t max_pixels;      /* of one picture; 0: IMAGE_MAX_PIXELS */
+    uint64_t picture_bytes;   /* files and patches of all requests; 0: 2 GiB */
+    unsigned picture_threads; /* that decode and process them; 0: a quarter of the cores, at most 8 */
     bool prefix_cache;
     uint32_t prefill_chunk;   /* 0: whole budget */
     const char *activations;  /* what goes into products, shown in /health; NULL: "exact" */

@@ -50,6 +50,14 @@ struct live_output {
     bool failed; /* memory */
 };
 
+/* Where the time of a request went; all from clock_ns(). Segments follow each other from arrival to the end.
+ */
+struct request_times {
+    uint64_t arrived, submitted, started, first_token, last_token;
+    uint64_t vision;                          /* ns of the tower, within started..first_token */
+    uint64_t picture_decode, picture_process; /* ns of threads, within arrived..submitted */
+};
+
 /* A generation from its acceptance by the handler to its last byte. */
 struct live_request {
     struct serve *serve;
@@ -69,8 +77,12 @@ struct live_request {
     size_t n_tops, tops_capacity;
     int32_t *ids; /* not yet sent */
     size_t n_ids, ids_capacity;
+    struct ids prompt; /* while its pictures are made */
+    bool in_pool;      /* they are */
     uint32_t n_prompt, n_cached, n_generated;
-    uint64_t arrived_ns, last_token_ns, last_write_ns;
+    uint32_t n_pictures, n_picture_rows; /* rows: tokens of the prompt that stand for pictures */
+    struct request_times times;
+    uint64_t last_write_ns;
     bool streaming; /* the head of the stream was sent */
 };
 
@@ -88,6 +100,7 @@ struct serve {
     struct d0 *d0;
     struct http_server *http;
     struct engine_thread *thread;
+    struct picture_pool *pool; /* NULL: no pictures are taken */
     uint32_t max_context;
     uint32_t max_live; /* requests beyond which the answer is 429 at once */
     struct request_slot *slots;
@@ -109,11 +122,18 @@ void reply_error(struct http_exchange *x, const struct api_error *err);
 void reply_json(struct http_exchange *x, int status, const struct strbuf *body);
 
 /* ---- live_request.c ---- */
-/* Takes over the exchange: answers it now or later. ids are taken over too. rendered: the prompt of a chat.
- */
-void request_start(struct serve *s, struct http_exchange *x, const struct request_params *p, struct ids *ids,
-                   const struct strbuf *rendered);
+/* What a body was read into. */
+struct request_input {
+    struct request_params params;
+    struct ids ids;
+    struct strbuf rendered;       /* the prompt of a chat */
+    struct picture_set *pictures; /* NULL: none */
+};
+/* Takes over the exchange: answers it now or later. ids and pictures are taken over too. */
+void request_start(struct serve *s, struct http_exchange *x, struct request_input *in);
 void request_event(struct serve *s, const struct engine_event *ev);
+void request_pictures(struct serve *s, struct picture_set *set); /* made, or why not; taken over */
+void request_cancel(struct live_request *r); /* whoever works for it is told to stop; r stays */
 void request_fail(struct live_request *r, const struct api_error *err); /* frees r */
 void request_tick(struct live_request *r, uint64_t now_ns);             /* pings */
 

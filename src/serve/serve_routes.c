@@ -3,6 +3,7 @@
  * From an HTTP request to an answer or a live request: paths, bodies, prompts, limits. Every refusal is an
  * error in OpenAI's shape with the right status, before the engine hears of it.
  */
+#include <stdio.h>
 #include <string.h>
 
 #include "serve/serve_impl.h"
@@ -29,7 +30,8 @@ void reply_error(struct http_exchange *x, const struct api_error *err)
 
 static void refuse(struct serve *s, struct http_exchange *x, const struct api_error *err)
 {
-    s->metrics.outcomes[err->status == 503   ? OUTCOME_NOT_READY
+    s->metrics.outcomes[err->status == 429   ? OUTCOME_QUEUE_FULL
+                        : err->status == 503 ? OUTCOME_NOT_READY
                         : err->status >= 500 ? OUTCOME_FAILED
                                              : OUTCOME_BAD_REQUEST]++;
     reply_error(x, err);
@@ -42,6 +44,8 @@ static int prompt_error(struct api_error *err, const struct request_params *p, c
 {
     const char *param = p->messages ? "messages" : "prompt";
     char text[600];
+    for (int i = 0; i < e->n_frames; i++) /* the part of a message that it is about */
+        param = str_starts(e->frames[i], "messages[") ? e->frames[i] : param;
     int status = e->code == ERR_NOMEM ? 500 : 400;
     return api_error(err, status,
                      e->code == ERR_UNSUPPORTED ? "unsupported"
@@ -98,9 +102,139 @@ static size_t content_bytes(const struct json *messages)
     return n;
 }
 
-static int make_prompt(struct serve *s, const struct request_params *p, struct ids *ids,
-                       struct strbuf *rendered, struct api_error *err)
+/* ---- pictures ---- */
+
+static bool is_picture(const struct json *part)
 {
+    const char *type = json_string(json_get(part, "type"));
+    return type && (strcmp(type, "image_url") == 0 || strcmp(type, "image") == 0);
+}
+
+/* The first part that is a picture. */
+static bool find_picture(const struct json *messages, uint32_t *message, uint32_t *part)
+{
+    for (uint32_t i = 0; i < messages->n; i++) {
+        const struct json *content = json_get(json_at(messages, i), "content");
+        for (uint32_t k = 0; content && content->type == JSON_ARRAY && k < content->n; k++)
+            if (is_picture(json_at(content, k))) {
+                *message = i;
+                *part = k;
+                return true;
+            }
+    }
+    return false;
+}
+
+static int picture_error(struct api_error *err, uint32_t message, uint32_t part, const char *code,
+                         const char *text)
+{
+    char param[64];
+    snprintf(param, sizeof param, "messages[%u].content[%u]", message, part);
+    return api_error(err, 400, code, param, "%s: %s", param, text);
+}
+
+/* How fine a picture is looked at is the model's own rule: who asks for less of it would not get that. */
+static int check_details(const struct json *messages, struct api_error *err)
+{
+    char text[128];
+    for (uint32_t i = 0; i < messages->n; i++) {
+        const struct json *content = json_get(json_at(messages, i), "content");
+        for (uint32_t k = 0; content && content->type == JSON_ARRAY && k < content->n; k++) {
+            const struct json *detail = json_get(json_get(json_at(content, k), "image_url"), "detail");
+            const char *s = json_string(detail);
+            if (detail == NULL || detail->type == JSON_NULL ||
+                (s && (strcmp(s, "auto") == 0 || strcmp(s, "high") == 0)))
+                continue;
+            snprintf(text, sizeof text, "image_url.detail %.40s is not supported unless it is auto or high",
+                     s ? s : "");
+            text[utf8_complete_prefix(text, strlen(text))] = '\0';
+            return picture_error(err, i, k, "unsupported", text);
+        }
+    }
+    return 0;
+}
+
+/* Files are looked for nowhere: what the client says is all there is. */
+static int fetch_nothing(void *ctx, const char *where, struct arena *arena, const void **bytes, size_t *n,
+                         struct err *e)
+{
+    (void)ctx, (void)arena, (void)bytes, (void)n;
+    err_set(e, ERR_UNSUPPORTED, "\"%.80s\": this server fetches nothing", where);
+    return err_hint(e, "send the picture itself: \"data:image/png;base64,...\"");
+}
+
+/* What the tower cannot take is refused before anything is decoded. */
+static int check_sizes(const struct serve *s, const struct picture_set *set, struct api_error *err)
+{
+    const struct engine_limits *l = engine_limits(s->engine);
+    char text[200];
+    uint64_t rows = 0;
+    for (uint32_t i = 0; i < set->pictures.n; i++) {
+        const struct prompt_picture *q = &set->pictures.list[i];
+        uint64_t patches = picture_patches(q);
+        rows += q->n_rows;
+        if (patches <= l->max_patches && q->n_rows <= l->max_picture_rows && rows <= l->n_feature_rows)
+            continue;
+        if (patches > l->max_patches || q->n_rows > l->max_picture_rows)
+            snprintf(text, sizeof text,
+                     "a picture of %u x %u pixels becomes %llu patches, this server takes %u; send a smaller "
+                     "one",
+                     q->info.width, q->info.height, (unsigned long long)patches, l->max_patches);
+        else
+            snprintf(text, sizeof text,
+                     "the pictures up to this one take %llu tokens, this server holds %u at a time",
+                     (unsigned long long)rows, l->n_feature_rows);
+        return picture_error(err, q->message, q->part, "image_too_large", text);
+    }
+    return 0;
+}
+
+/* Headers of the pictures; sets in->pictures where there are any. */
+static int read_pictures(struct serve *s, struct request_input *in, struct api_error *err)
+{
+    struct prompt_picture_options o = {
+        .fetch = fetch_nothing, .max_pictures = s->o.max_pictures, .image.max_pixels = s->o.max_pixels};
+    uint32_t message, part;
+    struct err e = {0};
+    if (in->params.messages == NULL || !find_picture(in->params.messages, &message, &part))
+        return 0;
+    if (s->pool == NULL)
+        return picture_error(err, message, part, "unsupported",
+                             s->front->eyes ? "this server was started without pictures"
+                                            : "this model takes no pictures");
+    int rc = check_details(in->params.messages, err);
+    if (rc)
+        return rc;
+    in->pictures = picture_set_new(s->pool);
+    if (in->pictures == NULL)
+        return api_error(err, 500, "internal", "messages", "out of memory");
+    struct picture_set *set = in->pictures;
+    if (prompt_pictures_read(s->front, in->params.messages, &o, &set->arena, &set->pictures, &e))
+        return prompt_error(err, &in->params, &e);
+    return check_sizes(s, set, err);
+}
+
+/* Where they stand in the prompt, and room for them. */
+static int place_pictures(struct serve *s, struct request_input *in, struct api_error *err)
+{
+    struct picture_set *set = in->pictures;
+    struct err e = {0};
+    int rc =
+        prompt_lay_pictures(s->front, &set->pictures, in->ids.data, in->ids.n, &set->arena, &set->layout, &e);
+    if (rc)
+        return prompt_error(err, &in->params, &e);
+    rc = picture_pool_reserve(set, &e);
+    if (rc == ERR_BUSY)
+        return api_error(err, 429, "queue_full", "messages", "%s", e.message);
+    return rc ? prompt_error(err, &in->params, &e) : 0;
+}
+
+/* ---- bodies ---- */
+
+static int make_prompt(struct serve *s, struct request_input *in, struct api_error *err)
+{
+    const struct request_params *p = &in->params;
+    struct ids *ids = &in->ids;
     struct err e = {0};
     int rc;
     if (p->ids)
@@ -116,10 +250,17 @@ static int make_prompt(struct serve *s, const struct request_params *p, struct i
                                .tool_choice = p->no_calls ? "none" : NULL,
                                .reasoning_effort = p->reasoning_effort,
                                .no_generation_prompt = p->no_generation_prompt};
+    rc = read_pictures(s, in, err);
+    if (rc)
+        return rc;
+    if (in->pictures) {
+        chat.messages = in->pictures->pictures.messages;
+        chat.pictures = &in->pictures->pictures;
+    }
     if (p->prompt)
         rc = prompt_text(s->front, p->prompt->as.string, p->prompt->n, ids, &e);
     else
-        rc = prompt_chat(s->front, &chat, rendered, ids, &e);
+        rc = prompt_chat(s->front, &chat, &in->rendered, ids, &e);
     return rc ? prompt_error(err, p, &e) : 0;
 }
 
@@ -141,9 +282,9 @@ static int check_length(const struct serve *s, struct request_params *p, size_t 
 /* ---- generations ---- */
 
 static int read_request(struct serve *s, struct http_exchange *x, enum endpoint endpoint, struct arena *arena,
-                        struct request_params *p, struct ids *ids, struct strbuf *rendered,
-                        struct api_error *err)
+                        struct request_input *in, struct api_error *err)
 {
+    struct request_params *p = &in->params;
     size_t n;
     const char *body = http_body(x, &n);
     const struct json *root;
@@ -160,16 +301,16 @@ static int read_request(struct serve *s, struct http_exchange *x, enum endpoint 
         return api_error(err, 404, "model_not_found", "model",
                          "the model \"%.200s\" does not exist; this server has \"%.200s\"", p->model,
                          s->model_name);
-    rc = make_prompt(s, p, ids, rendered, err);
-    return rc ? rc : check_length(s, p, ids->n, err);
+    rc = make_prompt(s, in, err);
+    if (rc == 0)
+        rc = check_length(s, p, in->ids.n, err);
+    return rc || in->pictures == NULL ? rc : place_pictures(s, in, err);
 }
 
 static void generate(struct serve *s, struct http_exchange *x, enum endpoint endpoint)
 {
     struct arena arena;
-    struct request_params p;
-    struct ids ids = {0};
-    struct strbuf rendered = STRBUF_INIT;
+    struct request_input in = {.rendered = STRBUF_INIT};
     struct api_error err = {0};
     char reason[320];
     const char *why = not_ready(s, reason, sizeof reason);
@@ -180,13 +321,16 @@ static void generate(struct serve *s, struct http_exchange *x, enum endpoint end
         return;
     }
     arena_init(&arena, &s->d0->mem, MEM_REQUEST);
-    if (read_request(s, x, endpoint, &arena, &p, &ids, &rendered, &err)) {
-        ids_release(&ids);
+    if (read_request(s, x, endpoint, &arena, &in, &err)) {
+        ids_release(&in.ids);
+        picture_set_free(in.pictures);
+        if (err.status == 429)
+            http_add_header(x, "Retry-After", "1");
         refuse(s, x, &err);
     } else {
-        request_start(s, x, &p, &ids, &rendered);
+        request_start(s, x, &in);
     }
-    strbuf_release(&rendered);
+    strbuf_release(&in.rendered);
     arena_release(&arena);
 }
 

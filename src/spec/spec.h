@@ -187,9 +187,10 @@ struct spec {
     size_t n_outside;
     const char **unread_keys; /* keys of config.json that nobody read and no ignore list names */
     size_t n_unread;
-    struct arch_file arch_file; /* its text is kept where has_chat */
-    bool has_chat;              /* it renders messages */
-    const struct json *output;  /* its rules for what the model writes; NULL: none */
+    struct arch_file arch_file;      /* its text is kept where has_chat */
+    bool has_chat;                   /* it renders messages */
+    const struct json *output;       /* its rules for what the model writes; NULL: none */
+    const struct json *placeholders; /* likewise for what stands for a picture */
 };
 
 /* Findings for what is wrong with config or architecture file (C001..C007): then *out is NULL and the return

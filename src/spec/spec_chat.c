@@ -19,6 +19,7 @@ int spec_read_chat(struct spec *s, struct script *script, struct err *e)
         return rc;
     json_bool(json_get(d, "chat"), &s->has_chat);
     s->output = json_get(d, "output");
+    s->placeholders = json_get(d, "placeholders");
     if (s->has_chat) { /* it runs again for every chat */
         s->arch_file.name = s->arch_name;
         s->arch_file.text = arena_strndup(&s->arena, s->arch_file.text, s->arch_file.n);

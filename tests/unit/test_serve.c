@@ -768,7 +768,7 @@ static const struct {
     {CHAT, "{\"model\":\"tiny\",\"messages\":[]}", 400, "messages", "invalid_value"},
     {CHAT, "{\"model\":\"tiny\",\"prompt\":\"a\"}", 400, "prompt", "unsupported"},
     {CHAT, "{\"model\":\"tiny\",\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"image_url\"}]}]}",
-     400, "messages", "unsupported"},
+     400, "messages[0].content[0]", "unsupported"},
     {CHAT, ASKED "\"tools\":[{}]}", 400, "tools", "invalid_value"},
     {CHAT, ASKED "\"tools\":[{\"type\":\"mcp\"}]}", 400, "tools", "unsupported"},
     {CHAT, ASKED "\"tools\":[{\"function\":{\"name\":\"f\"}}]}", 400, "messages",

@@ -1,0 +1,181 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Owns: the files of the small model that takes pictures, and the writer of its PNGs (stored, not
+ * compressed: what is tested is who reads them).
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "base/file.h"
+#include "base/hash.h"
+#include "base/mem.h"
+#include "picture_model.h"
+#include "tiny_model.h"
+#include "tiny_tokenizer.h"
+
+static const char config[] =
+    "{\"architectures\":[\"Qwen3VLMoeForConditionalGeneration\"],\"model_type\":\"qwen3_vl_moe\","
+    "\"dtype\":\"float32\",\"text_config\":{\"model_type\":\"qwen3_vl_moe_text\",\"dtype\":\"float32\","
+    "\"hidden_size\":64,\"num_hidden_layers\":3,\"num_attention_heads\":4,\"num_key_value_heads\":2,"
+    "\"hidden_act\":\"silu\",\"rms_norm_eps\":0.01,\"vocab_size\":320,\"max_position_embeddings\":512,"
+    "\"intermediate_size\":96,\"head_dim\":16,\"attention_bias\":false,\"rope_theta\":2000.0,"
+    "\"rope_scaling\":{\"rope_type\":\"default\",\"mrope_section\":[4,2,2],\"mrope_interleaved\":true},"
+    "\"num_experts\":6,\"num_experts_per_tok\":2,\"moe_intermediate_size\":40,\"norm_topk_prob\":true,"
+    "\"decoder_sparse_step\":1,\"mlp_only_layers\":[1],\"bos_token_id\":1,\"eos_token_id\":2},"
+    "\"vision_config\":{\"depth\":2,\"hidden_size\":32,\"hidden_act\":\"gelu_pytorch_tanh\","
+    "\"intermediate_size\":48,\"num_heads\":2,\"in_channels\":3,\"patch_size\":4,\"spatial_merge_size\":2,"
+    "\"temporal_patch_size\":2,\"out_hidden_size\":64,\"num_position_embeddings\":16,"
+    "\"model_type\":\"qwen3_vl_moe\",\"deepstack_visual_indexes\":[0]},\"tie_word_embeddings\":false,"
+    "\"image_token_id\":302,\"video_token_id\":303,\"vision_start_token_id\":300,"
+    "\"vision_end_token_id\":301}";
+
+static const char processor[] =
+    "{\"size\":{\"longest_edge\":4096,\"shortest_edge\":64},\"patch_size\":4,\"temporal_patch_size\":2,"
+    "\"merge_size\":2,\"image_mean\":[0.5,0.5,0.5],\"image_std\":[0.5,0.5,0.5],"
+    "\"processor_class\":\"Qwen3VLProcessor\",\"image_processor_type\":\"Qwen2VLImageProcessorFast\"}";
+
+static const char added[] =
+    ",{\"id\":300,\"content\":\"<|vision_start|>\",\"special\":true,\"normalized\":false}"
+    ",{\"id\":301,\"content\":\"<|vision_end|>\",\"special\":true,\"normalized\":false}"
+    ",{\"id\":302,\"content\":\"<|image_pad|>\",\"special\":true,\"normalized\":false}"
+    ",{\"id\":303,\"content\":\"<|video_pad|>\",\"special\":true,\"normalized\":false}";
+
+static const char chat[] =
+    "{%- for m in messages %}{%- if m.content is string %}{{- m.content }}{%- else %}"
+    "{%- for p in m.content %}{%- if p.type == 'image' %}"
+    "{{- '<|vision_start|><|image_pad|><|vision_end|>' }}{%- else %}{{- p.text }}{%- endif %}"
+    "{%- endfor %}{%- endif %}{%- endfor %}";
+
+static void put(const char *dir, const char *name, const char *text, size_t n)
+{
+    char path[160];
+    struct err e = {0};
+    snprintf(path, sizeof path, "%s/%s", dir, name);
+    if (file_write_atomic(path, text, n, &e))
+        fail_msg("%s", e.message);
+}
+
+void picture_model_write(const char *dir)
+{
+    struct strbuf b = STRBUF_INIT;
+    tiny_model_write(dir, config, NULL, 5, NULL, NULL);
+    tiny_tokenizer(&b, &(struct tiny_options){.added = added});
+    put(dir, "tokenizer.json", b.data, b.len);
+    strbuf_release(&b);
+    put(dir, "preprocessor_config.json", processor, sizeof processor - 1);
+    put(dir, "chat_template.jinja", chat, sizeof chat - 1);
+}
+
+void picture_model_remove(const char *dir)
+{
+    static const char *const files[] = {"model.safetensors", "config.json", "tokenizer.json",
+                                        "preprocessor_config.json", "chat_template.jinja"};
+    char path[160];
+    for (size_t i = 0; i < ARRAY_LEN(files); i++) {
+        snprintf(path, sizeof path, "%s/%s", dir, files[i]);
+        unlink(path);
+    }
+    rmdir(dir);
+}
+
+/* ---- PNG ---- */
+
+static uint32_t crc_of(const uint8_t *p, size_t n)
+{
+    uint32_t c = 0xFFFFFFFFu;
+    for (size_t i = 0; i < n; i++) {
+        c ^= p[i];
+        for (int k = 0; k < 8; k++)
+            c = c & 1 ? 0xEDB88320u ^ c >> 1 : c >> 1;
+    }
+    return ~c;
+}
+
+static void put_u32(struct strbuf *out, uint32_t v)
+{
+    for (int i = 24; i >= 0; i -= 8)
+        strbuf_putc(out, (char)(v >> i));
+}
+
+static void put_chunk(struct strbuf *out, const char *type, const struct strbuf *data)
+{
+    put_u32(out, (uint32_t)data->len);
+    size_t from = out->len;
+    strbuf_add(out, type, 4);
+    strbuf_add(out, strbuf_cstr(data), data->len);
+    put_u32(out, crc_of((const uint8_t *)out->data + from, out->len - from));
+}
+
+/* zlib's format with stored blocks. */
+static void put_stored(struct strbuf *out, const uint8_t *raw, size_t n)
+{
+    uint32_t a = 1, b = 0;
+    strbuf_add(out, "\x78\x01", 2);
+    for (size_t at = 0; at < n;) {
+        size_t part = n - at < 65535 ? n - at : 65535;
+        strbuf_putc(out, at + part == n);
+        strbuf_putc(out, (char)part);
+        strbuf_putc(out, (char)(part >> 8));
+        strbuf_putc(out, (char)~part);
+        strbuf_putc(out, (char)(~part >> 8));
+        strbuf_add(out, raw + at, part);
+        at += part;
+    }
+    for (size_t i = 0; i < n; i++) {
+        a = (a + raw[i]) % 65521;
+        b = (b + a) % 65521;
+    }
+    put_u32(out, b << 16 | a);
+}
+
+void picture_png(struct strbuf *out, uint32_t width, uint32_t height, uint64_t seed)
+{
+    struct strbuf raw = STRBUF_INIT, data = STRBUF_INIT;
+    strbuf_add(out, "\x89PNG\r\n\x1a\n", 8);
+    put_u32(&data, width);
+    put_u32(&data, height);
+    strbuf_add(&data, "\x08\x02\0\0\0", 5);
+    put_chunk(out, "IHDR", &data);
+    strbuf_clear(&data);
+    for (uint32_t y = 0; y < height; y++) {
+        strbuf_putc(&raw, 0);
+        for (uint32_t x = 0; x < 3 * width; x++)
+            strbuf_putc(&raw, (char)rng_u64(seed, (uint64_t)y * 3 * width + x));
+    }
+    put_stored(&data, (const uint8_t *)raw.data, raw.len);
+    put_chunk(out, "IDAT", &data);
+    strbuf_clear(&data);
+    put_chunk(out, "IEND", &data);
+    assert_false(strbuf_failed(out) || strbuf_failed(&raw) || strbuf_failed(&data));
+    strbuf_release(&raw);
+    strbuf_release(&data);
+}
+
+void picture_base64(struct strbuf *out, const void *bytes, size_t n)
+{
+    static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    const uint8_t *p = bytes;
+    for (size_t i = 0; i < n; i += 3) {
+        uint32_t v = (uint32_t)p[i] << 16 | (i + 1 < n ? p[i + 1] : 0) << 8 | (i + 2 < n ? p[i + 2] : 0);
+        strbuf_putc(out, digits[v >> 18]);
+        strbuf_putc(out, digits[v >> 12 & 63]);
+        strbuf_putc(out, i + 1 < n ? digits[v >> 6 & 63] : '=');
+        strbuf_putc(out, i + 2 < n ? digits[v & 63] : '=');
+    }
+}
+
+void picture_part(struct strbuf *out, uint32_t width, uint32_t height, uint64_t seed)
+{
+    struct strbuf png = STRBUF_INIT;
+    picture_png(&png, width, height, seed);
+    strbuf_puts(out, "{\"type\":\"image_url\",\"image_url\":{\"url\":\"data:image/png;base64,");
+    picture_base64(out, png.data, png.len);
+    strbuf_puts(out, "\"}}");
+    strbuf_release(&png);
+}
