@@ -6,7 +6,7 @@
  */
 #include <string.h>
 
-#include "verify/verify.h"
+#include "verify/channel_impl.h"
 
 static const struct channel_change_info changes[CHANNEL_CHANGES] = {
 #define CHANGE(ID, name, image, step, finding, as_if)                                                        \
@@ -218,12 +218,52 @@ static int other_processor(const struct making *k, struct image_processor *p)
     return other_filter(k, p);
 }
 
+int channel_pixel_values(const struct channel_model *m, const struct channel_case *c,
+                         const enum image_backend *backend, uint32_t mask, struct arena *arena,
+                         struct channel_pixel_values *out, struct err *e)
+{
+    const struct making k = {.m = m, .changes = mask, .e = e};
+    struct image_processor p = *prompt_processor(m->front);
+    int rc = other_processor(&k, &p);
+    if (backend)
+        p.backend = *backend;
+    *out = (struct channel_pixel_values){0};
+    for (uint32_t i = 0; i < c->pictures.n; i++)
+        out->n_values += (size_t)(c->pictures.list[i].plan.n_rows * c->pictures.list[i].plan.row_floats);
+    out->values = arena_alloc_n(arena, out->n_values + 1, sizeof *out->values);
+    if (rc == 0 && !out->values)
+        rc = err_set(e, ERR_NOMEM, "out of memory for pixels");
+    size_t at = 0;
+    for (uint32_t i = 0; rc == 0 && i < c->pictures.n; i++) {
+        const struct prompt_picture *picture = &c->pictures.list[i];
+        const size_t n = (size_t)(picture->plan.n_rows * picture->plan.row_floats);
+        struct image image;
+        float *values = NULL;
+        rc = image_decode(picture->bytes, picture->n, NULL, p.alpha, arena, &image, e);
+        for (size_t x = 0; rc == 0 && has(&k, CHANNEL_BGR) && x < (size_t)image.info.width * image.info.height;
+             x++) {
+            const uint8_t red = image.rgb[3 * x];
+            image.rgb[3 * x] = image.rgb[3 * x + 2];
+            image.rgb[3 * x + 2] = red;
+        }
+        if (rc == 0)
+            rc = image_process(&p, &picture->plan, &image, arena, &values, e);
+        if (rc == 0)
+            memcpy(out->values + at, values, n * sizeof *values);
+        at += n;
+    }
+    return rc;
+}
+
 static int make_pixels(const struct making *k)
 {
     struct channel_case *c = k->out;
     if (c->pictures.n == 0)
         return ERR_OK;
-    struct image_processor p = *prompt_processor(k->m->front);
+    const struct image_processor *intact = prompt_processor(k->m->front);
+    if (!intact)
+        return err_set(k->e, ERR_UNSUPPORTED, "the image processor of this directory is not known");
+    struct image_processor p = *intact;
     int rc = other_processor(k, &p);
     c->pixels = arena_alloc_n(k->arena, c->pictures.n, sizeof *c->pixels);
     if (rc == 0 && !c->pixels)
@@ -350,7 +390,7 @@ int channel_make(const struct channel_model *m, const struct json *messages, uin
                  struct arena *arena, struct channel_case *out, struct err *e)
 {
     struct making k = {.m = m, .arena = arena, .out = out, .changes = mask, .e = e};
-    memset(out, 0, sizeof *out);
+    *out = (struct channel_case){.changes = mask};
     if (!messages || messages->type != JSON_ARRAY)
         return err_set(e, ERR_INVALID, "messages are no array");
     for (unsigned i = 0; i < CHANNEL_CHANGES; i++)

@@ -54,6 +54,70 @@ int channel_features(const struct channel_model *m, struct channel_case *c, stru
     return rc;
 }
 
+/* ---- rotation by places, with other sections */
+
+static int64_t *attribute(struct d0_node *n, uint32_t key)
+{
+    for (uint32_t i = 0; i < n->n_attrs; i++)
+        if (n->attrs[i].key == key)
+            return &n->attrs[i].v.i;
+    return NULL;
+}
+
+static bool exchange(int64_t *a, int64_t *b)
+{
+    if (!a || !b || *a == *b)
+        return false;
+    const int64_t x = *a;
+    *a = *b;
+    *b = x;
+    return true;
+}
+
+static bool other_sections(struct d0_node *n, uint32_t changes)
+{
+    int64_t *t = attribute(n, D0_ATTR_SECTION_T), *h = attribute(n, D0_ATTR_SECTION_H),
+            *w = attribute(n, D0_ATTR_SECTION_W), *alternate = attribute(n, D0_ATTR_INTERLEAVE);
+    bool moved = false;
+    if (changes & CHANNEL_BIT(CHANNEL_SECTIONS_TWH))
+        moved |= exchange(h, w);
+    if (changes & CHANNEL_BIT(CHANNEL_SECTIONS_HTW))
+        moved |= exchange(t, h);
+    if (changes & CHANNEL_BIT(CHANNEL_SECTIONS_WHT))
+        moved |= exchange(t, w);
+    if ((changes & CHANNEL_BIT(CHANNEL_SECTIONS_OTHER)) && t) {
+        if (!alternate && n->n_attrs < D0_MAX_NODE_ATTRS) {
+            n->attrs[n->n_attrs] = (struct d0_attr){.key = D0_ATTR_INTERLEAVE};
+            alternate = &n->attrs[n->n_attrs++].v.i;
+        }
+        if (alternate)
+            *alternate = !*alternate;
+        moved |= alternate != NULL;
+    }
+    return moved;
+}
+
+#define OF_SECTIONS                                                                                          \
+    (CHANNEL_BIT(CHANNEL_SECTIONS_TWH) | CHANNEL_BIT(CHANNEL_SECTIONS_HTW) |                                 \
+     CHANNEL_BIT(CHANNEL_SECTIONS_WHT) | CHANNEL_BIT(CHANNEL_SECTIONS_OTHER))
+
+/* The text's graph; *own: a copy to free, where the case asks for other sections. */
+static int text_graph(const struct channel_model *m, const struct channel_case *c, struct graph **own,
+                      struct err *e)
+{
+    bool moved = false;
+    *own = NULL;
+    if (!(c->changes & OF_SECTIONS))
+        return ERR_OK;
+    int rc = graph_copy(m->spec->graph, own, e);
+    for (uint32_t i = 0; rc == 0 && i < (*own)->n_nodes; i++)
+        if ((*own)->nodes[i].op == D0_OP_ROPE_TABLE)
+            moved |= other_sections(&(*own)->nodes[i], c->changes);
+    if (rc == 0 && !moved)
+        rc = err_set(e, ERR_MISSING, "sections: there is nothing to change");
+    return rc;
+}
+
 /* What the text is fed: the case's tokens, then the answer's. */
 struct feed {
     size_t n, pages;
@@ -129,7 +193,12 @@ int channel_logits(const struct channel_model *m, const struct channel_case *c, 
                                            (uint64_t)c->n_rows * (uint64_t)m->spec->hidden * sizeof(float)};
     const struct oracle_output out = {graph_result(m->spec->graph), *logits,
                                       (uint64_t)n_rows * vocab * sizeof(float)};
-    return oracle_once(&model, m->spec->graph, dims, in, n_in, &out, 1, e);
+    struct graph *own;
+    rc = text_graph(m, c, &own, e);
+    if (rc == 0)
+        rc = oracle_once(&model, own ? own : m->spec->graph, dims, in, n_in, &out, 1, e);
+    graph_free(own);
+    return rc;
 }
 
 double channel_logprob(const float *logits, size_t vocab, int32_t id)

@@ -245,6 +245,7 @@ struct channel_model {
 };
 
 struct channel_case {
+    uint32_t changes;
     const char *rendered;
     int32_t *ids; /* [n] */
     size_t n;
@@ -264,7 +265,8 @@ int channel_make(const struct channel_model *m, const struct json *messages, uin
 int channel_features(const struct channel_model *m, struct channel_case *c, struct arena *arena,
                      struct err *e);
 /* After channel_features: logits [n_rows, vocab] behind the tokens from..from + n_rows - 1 of the case's ids
- * followed by `answer` (n_answer ids, which count on as text). In the arena. ERR_INVALID: no such tokens. */
+ * followed by `answer` (n_answer ids, which count on as text). In the arena. ERR_INVALID: no such tokens;
+ * ERR_MISSING: the case asks for other sections of the rotation, and there are none to change. */
 int channel_logits(const struct channel_model *m, const struct channel_case *c, const int32_t *answer,
                    size_t n_answer, size_t from, size_t n_rows, struct arena *arena, float **logits,
                    struct err *e);
