@@ -40,6 +40,8 @@ static void read_choice(struct answer *a, const struct json *v)
         strbuf_puts(&a->text, text);
     if (finish)
         snprintf(a->finish, sizeof(a->finish), "%s", finish);
+    if (json_get(v, "day0_timings"))
+        a->timings = json_get(v, "day0_timings");
     if (json_u64(json_get(usage, "completion_tokens"), &a->output_tokens))
         a->has_usage = json_u64(json_get(usage, "prompt_tokens"), &a->prompt_tokens);
 }
@@ -130,7 +132,9 @@ void probe_body(const struct job *j, const struct ask *ask, struct strbuf *body)
     json_begin_object(&w);
     json_put_string(&w, "model", ask->model ? ask->model : j->model_name);
     json_key(&w, ask->chat ? "messages" : "prompt");
-    if (ask->chat) {
+    if (ask->chat && ask->messages) {
+        json_write_raw(&w, ask->messages);
+    } else if (ask->chat) {
         json_begin_array(&w);
         json_begin_object(&w);
         json_put_string(&w, "role", "user");
@@ -149,6 +153,12 @@ void probe_body(const struct job *j, const struct ask *ask, struct strbuf *body)
     json_put_f64(&w, "temperature", ask->temperature);
     if (ask->seed)
         json_put_u64(&w, "seed", ask->seed);
+    if (ask->chat && ask->n_top) {
+        json_put_bool(&w, "logprobs", true);
+        json_put_u64(&w, "top_logprobs", ask->n_top);
+    }
+    if (ask->timings)
+        json_put_bool(&w, "day0_timings", true);
     if (ask->want_ids)
         json_put_bool(&w, "return_token_ids", true);
     if (ask->stream) {

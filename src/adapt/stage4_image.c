@@ -1,0 +1,510 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Owns: the image channel of stage 4: the directory against a recorded conversation with pictures, what can be said
+ * without one (self-consistent), the service against the directory, known answers, and the row. Refuses: "passed"
+ * where nothing from elsewhere was held against it.
+ */
+#include "adapt/stage4.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/file.h"
+
+#define AT_LEAST      0.75 /* of known answers, where their file does not say */
+#define MAX_QUESTIONS 64
+#define QUESTIONS_MAX_BYTES (4u << 20)
+
+bool model_takes_pictures(const struct ckpt *c)
+{
+    static const char *const keys[] = {"vision_config",  "vision_tower",      "vision_tower_config",
+                                       "image_token_id", "image_token_index", "visual",
+                                       "mm_vision_tower"};
+    for (size_t i = 0; c && i < ARRAY_LEN(keys); i++) {
+        const struct json *v = json_get(c->config, keys[i]);
+        if (v && v->type != JSON_NULL)
+            return true;
+    }
+    return false;
+}
+
+/* What the channel came to, beside findings. */
+struct image_channel {
+    struct channels *c;
+    const char *not_checked; /* why nothing was */
+    bool referenced, reference_equal;
+    size_t steps_held, steps_equal;
+    size_t self_n, self_passed;
+    size_t cases, answered;
+    struct judged served;
+    size_t known, right, counted, counted_right;
+    double at_least;
+    char first_unanswered[300];
+};
+
+/* ---- the reference */
+
+static void write_steps(struct json_writer *w, const struct reference *r, const struct channel_held *steps)
+{
+    json_key(w, "reference");
+    json_begin_object(w);
+    json_put_string(w, "producer", r->producer);
+    json_put_string(w, "path", r->path);
+    json_put_string(w, "sha256", r->sha256);
+    json_key(w, "steps");
+    json_begin_array(w);
+    for (unsigned i = 0; i < CHANNEL_STEPS; i++) {
+        json_begin_object(w);
+        json_put_string(w, "step", channel_step_name((enum channel_step)i));
+        json_put_string(w, "state", !steps[i].held ? "not held" : steps[i].equal ? "equal" : "differs");
+        json_put_f64(w, "figure", steps[i].figure);
+        json_put_f64(w, "limit", steps[i].limit);
+        json_put_string(w, "words", steps[i].words);
+        json_end_object(w);
+    }
+    json_end_array(w);
+    json_end_object(w);
+}
+
+static int run_reference(struct image_channel *x, struct err *e)
+{
+    struct channels *c = x->c;
+    struct channel_held steps[CHANNEL_STEPS];
+    struct reference *r = NULL;
+    if (!c->j->o->picture_reference)
+        return ERR_OK;
+    if (c->blind) {
+        x->not_checked = c->blind;
+        return ERR_OK;
+    }
+    job_progress(c->j, STAGE_CHANNELS, "a recorded conversation with pictures, step by step");
+    int rc = reference_open(&r, c->j->o->picture_reference, e);
+    if (!rc)
+        rc = channel_reference(&c->model, r, c->j->arena, steps, c->j->f, e);
+    if (!rc) {
+        for (unsigned i = 0; i < CHANNEL_STEPS; i++) {
+            x->steps_held += steps[i].held;
+            x->steps_equal += steps[i].held && steps[i].equal;
+        }
+        x->referenced = true;
+        x->reference_equal = x->steps_held > 0 && x->steps_equal == x->steps_held &&
+                             steps[CHANNEL_AT_LOGITS].held && steps[CHANNEL_AT_FEATURES].held;
+        write_steps(c->w, r, steps);
+    }
+    reference_close(r);
+    return rc;
+}
+
+/* ---- without anything from elsewhere */
+
+static void self_check(struct image_channel *x, const char *name, bool passed, enum finding_id id,
+                       const char *words)
+{
+    x->self_n++;
+    x->self_passed += passed;
+    json_begin_object(x->c->w);
+    json_put_string(x->c->w, "name", name);
+    json_put_bool(x->c->w, "passed", passed);
+    json_put_string(x->c->w, "why", words);
+    json_end_object(x->c->w);
+    if (!passed)
+        finding_add(x->c->j->f, id, name, "%s", words);
+}
+
+static bool finite_rows(const struct channel_case *k, uint32_t n_features, size_t hidden)
+{
+    for (uint32_t f = 0; f < n_features; f++)
+        for (size_t i = 0; i < k->n_rows * hidden; i++)
+            if (!isfinite(k->features[f][i]))
+                return false;
+    return true;
+}
+
+/* Largest difference of the logits behind the prompt under a change; -1: it has nothing to change. */
+static int moved_by(struct channels *c, const struct conversation *v, uint32_t change, const float *intact,
+                    double *out, struct err *e)
+{
+    struct arena scratch;
+    struct channel_case k;
+    struct err why = {0};
+    float *logits = NULL;
+    *out = -1;
+    arena_init(&scratch, NULL, MEM_REPORT);
+    int rc = channel_make(&c->model, v->messages, change, &scratch, &k, &why);
+    if (rc == 0)
+        rc = channel_features(&c->model, &k, &scratch, &why);
+    if (rc == 0)
+        rc = channel_logits(&c->model, &k, NULL, 0, k.n - 1, 1, &scratch, &logits, &why);
+    if (rc == 0) {
+        *out = 0;
+        for (int64_t i = 0; i < c->model.spec->vocab_size; i++)
+            *out = fmax(*out, fabs((double)logits[i] - (double)intact[i]));
+    }
+    arena_release(&scratch);
+    if (rc && rc != ERR_MISSING && e)
+        *e = why;
+    return rc == ERR_MISSING ? ERR_OK : rc;
+}
+
+static int check_moves(struct image_channel *x, const struct conversation *two, const float *logits,
+                       struct err *e)
+{
+    static const struct {
+        enum channel_change change;
+        const char *name;
+    } moves[] = {{CHANNEL_UNSEEN, "pictures change the answer"},
+                 {CHANNEL_SWAPPED, "their order changes the answer"},
+                 {CHANNEL_BGR, "their colours change the answer"}};
+    for (size_t i = 0; i < ARRAY_LEN(moves); i++) {
+        double d;
+        char words[160];
+        int rc = moved_by(x->c, two, CHANNEL_BIT(moves[i].change), logits, &d, e);
+        if (rc)
+            return rc;
+        snprintf(words, sizeof(words), "logits move by %.3g if %s", d,
+                 channel_change_info(moves[i].change)->as_if);
+        if (d >= 0)
+            self_check(x, moves[i].name, d > 0 && isfinite(d), FINDING_I009, words);
+    }
+    return ERR_OK;
+}
+
+/* Features of two pictures, and logits behind them: finite, different, of the shape that the grids ask for. */
+static int check_two(struct image_channel *x, const struct conversation *two, struct err *e)
+{
+    struct channels *c = x->c;
+    const size_t hidden = (size_t)c->model.spec->hidden, vocab = (size_t)c->model.spec->vocab_size;
+    const uint32_t n_features = c->model.spec->tower.n_features;
+    struct arena scratch;
+    struct channel_case k;
+    struct err why = {0};
+    float *logits = NULL;
+    char words[200];
+    arena_init(&scratch, NULL, MEM_REPORT);
+    int rc = channel_make(&c->model, two->messages, 0, &scratch, &k, &why);
+    if (rc == ERR_MISMATCH) {
+        self_check(x, "placeholders = grid", false, FINDING_I005, why.message);
+        arena_release(&scratch);
+        return ERR_OK;
+    }
+    if (rc == 0)
+        rc = channel_features(&c->model, &k, &scratch, &why);
+    if (rc == 0)
+        rc = channel_logits(&c->model, &k, NULL, 0, k.n - 1, 1, &scratch, &logits, &why);
+    if (rc == 0) {
+        size_t placeholders = 0;
+        for (size_t i = 0; i < k.n; i++)
+            placeholders += k.layout.feature_of[i] >= 0;
+        const struct image_plan *p = &k.pictures.list[0].plan;
+        snprintf(words, sizeof(words), "%zu tokens take rows, %zu rows; a picture of %u x %u pixels has %u x %u patches",
+                 placeholders, k.n_rows, p->width, p->height, p->grid_w, p->grid_h);
+        self_check(x, "placeholders = grid", placeholders == k.n_rows, FINDING_I005, words);
+        snprintf(words, sizeof(words), "%u x [%zu, %zu] on %s", n_features, k.n_rows, hidden, c->j->o->device ? c->j->o->device : "cpu");
+        self_check(x, "features are finite", finite_rows(&k, n_features, hidden), FINDING_I008, words);
+        const size_t first = k.pixels[0].n_rows, least = first < k.n_rows - first ? first : k.n_rows - first;
+        const bool same = memcmp(k.features[0], k.features[0] + first * hidden, least * hidden * sizeof(float)) == 0;
+        self_check(x, "features of two pictures differ", !same, FINDING_I008,
+                   same ? "two different pictures give the same rows" : "they do");
+        bool finite = true;
+        for (size_t i = 0; i < vocab; i++)
+            finite &= isfinite(logits[i]);
+        self_check(x, "logits are finite", finite, FINDING_I009, "behind two pictures");
+        rc = check_moves(x, two, logits, &why);
+    }
+    arena_release(&scratch);
+    if (rc && e)
+        *e = why;
+    return rc;
+}
+
+/* ---- through the service */
+
+static void write_conversation(struct channels *c, const struct conversation *v, const struct served *s,
+                               const char *state)
+{
+    struct json_writer *w = c->w;
+    json_begin_object(w);
+    json_put_string(w, "name", v->name);
+    json_put_string(w, "state", state);
+    json_key(w, "pictures");
+    json_begin_array(w);
+    for (unsigned i = 0; i < v->n_urls; i++)
+        json_write_string(w, strlen(v->urls[i]) < 65536 ? v->urls[i] : "");
+    json_end_array(w);
+    json_put_string(w, "question", v->text);
+    json_put_string(w, "expected", v->expected);
+    json_put_string(w, "answer", s->answered ? s->text : NULL);
+    json_put_string(w, "why", s->answered ? "" : s->why);
+    if (s->has_usage) {
+        json_put_u64(w, "prompt_tokens", s->prompt_tokens);
+        json_put_u64(w, "output_tokens", s->output_tokens);
+    }
+    if (v->prompt_tokens >= 0)
+        json_put_i64(w, "stated_prompt_tokens", v->prompt_tokens);
+    json_put_f64(w, "total_ms", s->total_ms);
+    json_end_object(w);
+}
+
+static void note_unanswered(struct image_channel *x, const struct conversation *v, const struct served *s)
+{
+    if (!x->first_unanswered[0])
+        snprintf(x->first_unanswered, sizeof(x->first_unanswered), "%s: %.250s", v->name, s->why);
+}
+
+#define CASES 4
+static int make_cases(struct channels *c, struct conversation list[CASES], struct err *e)
+{
+    struct arena *arena = c->j->arena;
+    const char *a = made_picture(arena, 0), *b = made_picture(arena, 1);
+    if (!a || !b)
+        return err_set(e, ERR_NOMEM, "out of memory for pictures");
+    const char *const parts[CASES][5] = {{a, NULL},
+                                         {a, "What do you see?", NULL},
+                                         {a, "and", b, "What do you see?", NULL},
+                                         {"Look: ", b, a, NULL}};
+    static const char *const names[CASES] = {"a picture alone", "a picture and text", "two pictures",
+                                             "two pictures behind text"};
+    for (size_t i = 0; i < CASES; i++) {
+        list[i] = (struct conversation){.name = names[i], .prompt_tokens = -1, .max_tokens = ANSWER_MOST};
+        int rc = conversation_make(&list[i], NULL, parts[i], arena, e);
+        if (rc)
+            return rc;
+    }
+    return ERR_OK;
+}
+
+static int run_cases(struct image_channel *x, const struct conversation list[CASES], uint32_t base,
+                     struct err *e)
+{
+    struct channels *c = x->c;
+    struct served *seen = arena_alloc_n(c->j->arena, CASES, sizeof(*seen));
+    if (!seen)
+        return err_set(e, ERR_NOMEM, "out of memory for answers");
+    job_progress(c->j, STAGE_CHANNELS, "conversations with pictures through the service");
+    json_key(c->w, "cases");
+    json_begin_array(c->w);
+    for (size_t i = 0; i < CASES; i++) {
+        served_ask(c, &list[i], true, c->j->arena, &seen[i]);
+        x->cases++;
+        x->answered += seen[i].answered;
+        if (!seen[i].answered)
+            note_unanswered(x, &list[i], &seen[i]);
+        write_conversation(c, &list[i], &seen[i], seen[i].answered ? "answered" : "not answered");
+    }
+    json_end_array(c->w);
+    return served_judge(c, list, seen, CASES, true, base, &x->served, e);
+}
+
+/* ---- known answers */
+
+static int add_picture(struct conversation *v, const char *file, const char *questions, const char **part,
+                       struct arena *arena, struct err *e)
+{
+    static const char *const types[] = {
+        [IMAGE_JPEG] = "image/jpeg", [IMAGE_PNG] = "image/png", [IMAGE_WEBP] = "image/webp", [IMAGE_GIF] = "image/gif"};
+    const char *slash = strrchr(questions, '/');
+    const char *dir = slash ? arena_strndup(arena, questions, (size_t)(slash - questions) + 1) : "";
+    struct image_info info;
+    char *bytes = NULL;
+    size_t n = 0;
+    (void)v;
+    char *path = dir ? arena_printf(arena, "%s%s", dir, file) : NULL;
+    int rc = path ? file_read(path, QUESTIONS_MAX_BYTES, arena, &bytes, &n, e)
+                  : err_set(e, ERR_NOMEM, "out of memory for a path");
+    if (rc == 0)
+        rc = image_probe(bytes, n, NULL, &info, e);
+    if (rc == 0 && (*part = data_url(arena, types[info.format], bytes, n)) == NULL)
+        rc = err_set(e, ERR_NOMEM, "out of memory for a picture");
+    return rc;
+}
+
+static int read_question(const struct json *q, const char *questions, struct conversation *v, struct arena *arena,
+                         struct err *e)
+{
+    const char *parts[8] = {0};
+    const struct json *many = json_get(q, "pictures");
+    const char *one = json_string(json_get(q, "picture")), *text = json_string(json_get(q, "question"));
+    size_t n = 0;
+    int rc = ERR_OK;
+    if (!text)
+        return err_set(e, ERR_FORMAT, "a question has no \"question\"");
+    if (one)
+        rc = add_picture(v, one, questions, &parts[n++], arena, e);
+    for (size_t i = 0; rc == 0 && many && many->type == JSON_ARRAY && i < many->n && n < 4; i++) {
+        const char *file = json_string(json_at(many, i));
+        rc = file ? add_picture(v, file, questions, &parts[n++], arena, e)
+                  : err_set(e, ERR_FORMAT, "\"pictures\" holds what is no text");
+    }
+    parts[n] = text;
+    *v = (struct conversation){.name = "known answer",
+                               .expected = json_string(json_get(q, "answer")),
+                               .prompt_tokens = -1,
+                               .max_tokens = 32};
+    (void)json_i64(json_get(q, "prompt_tokens"), &v->prompt_tokens);
+    return rc ? rc : conversation_make(v, json_string(json_get(q, "system")), parts, arena, e);
+}
+
+/* Lower case, without blanks around and a full stop behind. */
+static void plain_answer(const char *s, char *out, size_t bytes)
+{
+    size_t n = 0;
+    while (*s == ' ' || *s == '\n')
+        s++;
+    for (; *s && n + 1 < bytes; s++)
+        out[n++] = *s >= 'A' && *s <= 'Z' ? (char)(*s + 32) : *s;
+    while (n && (out[n - 1] == ' ' || out[n - 1] == '.' || out[n - 1] == '\n'))
+        n--;
+    out[n] = '\0';
+}
+
+static bool right_answer(const char *got, const char *expected)
+{
+    char a[200], b[200];
+    plain_answer(got, a, sizeof(a));
+    plain_answer(expected, b, sizeof(b));
+    return strcmp(a, b) == 0;
+}
+
+static void ask_question(struct image_channel *x, const struct conversation *v, char *wrong_count, size_t bytes)
+{
+    struct served s;
+    served_ask(x->c, v, false, x->c->j->arena, &s);
+    const bool right = s.answered && v->expected && right_answer(s.text, v->expected);
+    if (!s.answered)
+        note_unanswered(x, v, &s);
+    if (v->expected) {
+        x->known++;
+        x->right += right;
+    }
+    if (v->prompt_tokens >= 0 && s.has_usage) {
+        const bool equal = s.prompt_tokens == (uint64_t)v->prompt_tokens;
+        if (!equal && x->counted == x->counted_right)
+            snprintf(wrong_count, bytes, "\"%.80s\" with %u pictures: %llu prompt tokens, stated are %lld", v->text,
+                     v->n_urls, (unsigned long long)s.prompt_tokens, (long long)v->prompt_tokens);
+        x->counted++;
+        x->counted_right += equal;
+    }
+    write_conversation(x->c, v, &s, !s.answered ? "not answered" : !v->expected ? "answered" : right ? "right" : "wrong");
+}
+
+static int run_questions(struct image_channel *x, struct err *e)
+{
+    struct job *j = x->c->j;
+    const char *path = j->o->questions;
+    const struct json *root = NULL;
+    char *text = NULL, wrong_count[240] = "";
+    size_t n = 0;
+    if (!path)
+        return ERR_OK;
+    job_progress(j, STAGE_CHANNELS, "questions whose answers are known");
+    int rc = file_read(path, QUESTIONS_MAX_BYTES, j->arena, &text, &n, e);
+    if (rc == 0)
+        rc = json_parse(text, n, NULL, j->arena, &root, e);
+    if (rc)
+        return rc;
+    const struct json *list = json_get(root, "questions");
+    x->at_least = AT_LEAST;
+    (void)json_f64(json_get(root, "at_least"), &x->at_least);
+    json_key(x->c->w, "questions");
+    json_begin_array(x->c->w);
+    for (size_t i = 0; rc == 0 && list && list->type == JSON_ARRAY && i < list->n && i < MAX_QUESTIONS; i++) {
+        struct conversation v;
+        rc = read_question(json_at(list, i), path, &v, j->arena, e);
+        if (rc == 0)
+            ask_question(x, &v, wrong_count, sizeof(wrong_count));
+    }
+    json_end_array(x->c->w);
+    if (rc)
+        return rc;
+    if (x->counted_right < x->counted)
+        finding_add(j->f, FINDING_I005, "stated prompt tokens", "%zu of %zu differ; %s", x->counted - x->counted_right,
+                    x->counted, wrong_count);
+    if (x->known && (double)x->right < x->at_least * (double)x->known)
+        finding_add(j->f, FINDING_I010, "known answers", "%zu of %zu right, at least %.0f %% are asked for", x->right,
+                    x->known, 100 * x->at_least);
+    return ERR_OK;
+}
+
+/* ---- row */
+
+static void image_row(struct image_channel *x)
+{
+    struct job *j = x->c->j;
+    char what[420];
+    int n = snprintf(what, sizeof(what), "%zu of %zu checks of itself", x->self_passed, x->self_n);
+    if (x->served.ran)
+        n += snprintf(what + n, sizeof(what) - (size_t)n, "; %zu of %zu conversations answered; %.200s", x->answered,
+                      x->cases, x->served.words);
+    if (x->known)
+        snprintf(what + n, sizeof(what) - (size_t)n, "; %zu of %zu known answers", x->right, x->known);
+    if (job_errors(j, ROW_IMAGE))
+        job_row(j, ROW_IMAGE, ROW_FAILED, "see the findings; %s", what);
+    else if (x->not_checked)
+        job_row(j, ROW_IMAGE, ROW_NOT_CHECKED, "not checked: %s", x->not_checked);
+    else if (x->answered < x->cases)
+        job_row(j, ROW_IMAGE, ROW_NOT_CHECKED, "not checked: %zu of %zu conversations were not answered; %s",
+                x->cases - x->answered, x->cases, x->first_unanswered);
+    else if (x->referenced && x->reference_equal)
+        job_row(j, ROW_IMAGE, ROW_PASSED, "%zu steps equal the reference's; %s", x->steps_equal, what);
+    else if (x->known && x->known == x->right)
+        job_row(j, ROW_IMAGE, ROW_PASSED, "%s", what);
+    else
+        job_row(j, ROW_IMAGE, ROW_SELF_CONSISTENT,
+                "%s; no recorded conversation was given (--picture-reference FILE)", what);
+}
+
+static int run_parts(struct image_channel *x, uint32_t base, struct err *e)
+{
+    struct conversation list[CASES];
+    int rc = make_cases(x->c, list, e);
+    if (!rc)
+        rc = run_reference(x, e);
+    json_key(x->c->w, "self");
+    json_begin_array(x->c->w);
+    if (!rc && !x->c->blind)
+        rc = check_two(x, &list[2], e);
+    json_end_array(x->c->w);
+    if (!rc && x->c->j->service_ready)
+        rc = run_cases(x, list, base, e);
+    if (!rc && x->c->j->service_ready)
+        rc = run_questions(x, e);
+    return rc;
+}
+
+int image_channel_run(struct channels *c, uint32_t base, struct err *e)
+{
+    struct image_channel x = {.c = c};
+    struct job *j = c->j;
+    if (!j->ckpt || !j->ckpt->config) {
+        job_row(j, ROW_IMAGE, ROW_NOT_CHECKED,
+                "not checked: config.json does not say whether the model takes images");
+        return ERR_OK;
+    }
+    if (!model_takes_pictures(j->ckpt)) {
+        job_row(j, ROW_IMAGE, ROW_NOT_APPLICABLE, "not applicable: text model");
+        return ERR_OK;
+    }
+    if (!j->front || !j->spec)
+        x.not_checked = "there is no description or tokenizer to take pictures with";
+    else if (!j->spec->vision)
+        x.not_checked = "the model takes images, and its tower is described only: this build does not run it";
+    else if (!prompt_processor(j->front))
+        x.not_checked = "the model takes images, and its image processor is not known here";
+    else if (!j->service_ready)
+        x.not_checked = "there is no service to ask";
+    int rc = ERR_OK;
+    json_key(c->w, "image");
+    json_begin_object(c->w);
+    if (!x.not_checked || (j->front && j->spec && j->spec->vision && prompt_processor(j->front)))
+        rc = run_parts(&x, base, e);
+    json_put_string(c->w, "served", x.served.ran ? x.served.words : NULL);
+    json_end_object(c->w);
+    if (rc)
+        return rc;
+    if (x.first_unanswered[0])
+        finding_add(j->f, FINDING_S003, "conversations with pictures", "%zu of %zu got no answer; the first is %s",
+                    x.cases - x.answered, x.cases, x.first_unanswered);
+    image_row(&x);
+    return ERR_OK;
+}
