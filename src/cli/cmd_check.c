@@ -9,6 +9,7 @@
 #include "cli/cli.h"
 #include "host/host.h"
 #include "preflight/preflight.h"
+#include "prompt/prompt.h"
 
 enum {
     KEY_PAYLOAD = 0x2000,
@@ -143,6 +144,23 @@ static int check_payload(const struct check_options *o, struct ckpt *ckpt, struc
     return rc;
 }
 
+/* What keeps a model with a tower from taking pictures. The tokenizer itself was judged before. */
+static int check_pictures(const struct common *c, struct ckpt *ckpt, const struct spec *spec,
+                          struct findings *f, struct err *e)
+{
+    struct prompt_front *front = NULL;
+    struct findings judged;
+    if (spec->placeholders == NULL)
+        return ERR_OK;
+    findings_init(&judged, &c->d0->mem);
+    int rc = prompt_open(&front, ckpt, spec, &judged, c->d0, e);
+    if (rc == 0 && front)
+        rc = prompt_check_pictures(front, f, e);
+    prompt_close(front);
+    findings_release(&judged);
+    return rc;
+}
+
 static int run_check(const struct check_options *o, struct check_result *x, struct err *e)
 {
     const struct common *c = &o->common;
@@ -177,6 +195,8 @@ static int run_check(const struct check_options *o, struct check_result *x, stru
     rc = preflight_open(c->model, &so, &po, &ckpt, &spec, &x->f, c->d0, e);
     x->described = spec != NULL;
     x->n_asked = spec ? spec_activations_asked(spec, x->asked) : 0;
+    if (!rc && spec)
+        rc = check_pictures(c, ckpt, spec, &x->f, e);
     if (!rc && spec)
         rc = plan_degrees(spec, &x->arena, &x->layouts, e);
     if (!rc)

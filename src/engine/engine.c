@@ -2,8 +2,8 @@
  *
  * Owns: one step: the plan's arrays become the graph's inputs, the graph runs, rows of logits become tokens.
  * Refuses: a plan that does not validate, two sequences that share a page which one of them writes or a slot,
- * a sequence that goes on from a state which is not there, a snapshot that is read and written, and
- * allocation.
+ * a sequence that goes on from a state which is not there, a snapshot that is read and written, a row
+ * of the store of features that nobody filled, and allocation.
  */
 #include "engine/engine_internal.h"
 
@@ -101,8 +101,17 @@ const int32_t *engine_input(const struct engine *x, uint32_t role, size_t *n)
     case D0_INPUT_SLOTS:
         *n = (size_t)d[1];
         return x->slots;
+    case D0_INPUT_PLACES:
+        *n = (size_t)d[0] * 3;
+        return x->places;
+    case D0_INPUT_SPANS:
+        *n = (size_t)d[0] * 2;
+        return x->spans;
+    case D0_INPUT_FEATURE_OF:
+        *n = (size_t)d[0];
+        return x->feature_of;
     default:
-        return NULL; /* HIDDEN: written by engine_set_hidden */
+        return NULL; /* HIDDEN: written by engine_set_hidden; FEATURES: by tower_copy */
     }
 }
 
@@ -117,7 +126,7 @@ static int copy_inputs(struct engine *x, struct err *e)
         if (data && n)
             rc = dev_copy_in(x->dev, x->queue, x->own[i], 0, data, n * sizeof(int32_t), e);
     }
-    return rc;
+    return rc == ERR_OK && x->n_taken ? tower_copy(x, e) : rc;
 }
 
 /* A page written by one sequence and seen by another would make results depend on the order of rows. */
@@ -318,6 +327,8 @@ static int run_step(struct engine *x, const struct step_plan *p, void *result, s
         rc = check_hidden(x, p, e);
     if (rc == ERR_OK && x->has_state)
         rc = check_pages(x, p, e);
+    if (rc == ERR_OK && x->pictures)
+        rc = tower_check(x, p, e);
     if (rc == ERR_OK)
         rc = step_result_init(result, cap, p->n_seqs, w.logits, w.tops, &r, e);
     if (rc == ERR_OK && x->limits.n_slots)
@@ -329,6 +340,8 @@ static int run_step(struct engine *x, const struct step_plan *p, void *result, s
     fill_table(x, p);
     fill_rows(x, p);
     fill_slots(x, p);
+    if (x->pictures)
+        tower_fill(x, p);
     rc = run_graph(x, p, w.rows, e);
     x->ran = rc == ERR_OK;
     for (uint32_t i = 0; i < x->n_hidden; i++)

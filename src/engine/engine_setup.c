@@ -44,6 +44,7 @@ static int check_input(struct engine *x, uint32_t id, struct err *e)
             x->hidden[x->n_hidden++] = (struct hidden_input){.value = id, .width = v->dims[1]};
         break;
     default:
+        fits = x->pictures && tower_input(x, id);
         break;
     }
     if (!fits)
@@ -152,6 +153,7 @@ static void forget_graph(struct engine *x)
     graph_free(x->graph);
     x->graph = NULL;
     x->n_hidden = 0;
+    x->tower.n_text = 0;
     x->has_state = false;
 }
 
@@ -159,7 +161,11 @@ static void forget_graph(struct engine *x)
 static int plan_fused(struct engine *x, const struct graph *g, const struct engine_options *o, uint32_t mask,
                       struct fused *fused, struct err *e)
 {
+    const struct engine_limits pictures = x->limits; /* settled by tower_plan */
     x->limits = o->limits;
+    x->limits.n_feature_rows = pictures.n_feature_rows;
+    x->limits.max_patches = pictures.max_patches;
+    x->limits.max_picture_rows = pictures.max_picture_rows;
     int rc = graph_fuse(g, mask, o->probes, fused, e);
     if (rc != ERR_OK)
         return rc;
@@ -229,9 +235,14 @@ static int make_arrays(struct engine *x, bool probes, struct err *e)
     uint32_t sampled = x->logits ? x->width : 1;
     x->scratch.values = arena_alloc_n(a, sampled, sizeof(float));
     x->scratch.ids = arena_alloc_n(a, sampled, sizeof(int32_t));
-    if (!x->own || !x->kept || !x->slot_bytes || !x->snapshot || !x->ids || !x->positions || !x->seq_of ||
-        !x->table || !x->rows || !x->slots || !x->slot || !x->page_writer || !x->probes ||
-        !x->scratch.values || !x->scratch.ids)
+    uint32_t seen = x->pictures ? l->max_tokens : 0; /* tokens that may take something of a picture */
+    x->places = arena_alloc_n(a, (size_t)seen + 1, 3 * sizeof(int32_t));
+    x->feature_of = arena_alloc_n(a, (size_t)seen + 1, sizeof(int32_t));
+    x->spans = arena_alloc_n(a, (size_t)seen + 1, 2 * sizeof(int32_t));
+    x->taken = arena_alloc_n(a, (size_t)seen + 1, sizeof(int32_t));
+    if (!x->places || !x->feature_of || !x->spans || !x->taken || !x->own || !x->kept || !x->slot_bytes ||
+        !x->snapshot || !x->ids || !x->positions || !x->seq_of || !x->table || !x->rows || !x->slots ||
+        !x->slot || !x->page_writer || !x->probes || !x->scratch.values || !x->scratch.ids)
         return err_set(e, ERR_NOMEM, "engine: out of memory for a step of %u tokens and %u sequences",
                        l->max_tokens, l->max_seqs);
     for (uint32_t i = 0; i < l->n_slots; i++)
@@ -355,7 +366,9 @@ int engine_open(struct engine **out, struct dev *dev, const struct graph *g, con
     x->mem = o->mem;
     x->limits = o->limits;
     arena_init(&x->arena, o->mem, MEM_SCRATCH);
-    int rc = plan_graph(x, g, o, e);
+    int rc = tower_plan(x, o->tower, e);
+    if (rc == ERR_OK)
+        rc = plan_graph(x, g, o, e);
     if (rc == ERR_OK)
         rc = make_arrays(x, o->probes, e);
     if (rc == ERR_OK)
@@ -364,6 +377,8 @@ int engine_open(struct engine **out, struct dev *dev, const struct graph *g, con
         rc = compile_graph(x, e);
     if (rc == ERR_OK)
         rc = bind_all(x, w, e);
+    if (rc == ERR_OK && x->pictures)
+        rc = tower_open(x, o->tower->weights, e);
     if (rc != ERR_OK) {
         engine_close(x);
         return rc;
@@ -376,6 +391,7 @@ void engine_close(struct engine *x)
 {
     if (!x)
         return;
+    tower_close(x);
     dev_exec_free(x->dev, x->exec);
     for (uint32_t i = 0; x->own && i < x->graph->n_values; i++)
         dev_buffer_free(x->dev, x->own[i]);
@@ -400,7 +416,7 @@ const struct engine_limits *engine_limits(const struct engine *x)
 void engine_memory(const struct engine *x, uint64_t *kv, uint64_t *scratch)
 {
     *kv = x->kv_bytes;
-    *scratch = x->graph->scratch_bytes;
+    *scratch = x->graph->scratch_bytes + (x->pictures ? x->tower.graph->scratch_bytes : 0);
 }
 
 uint32_t engine_fusions(const struct engine *x)

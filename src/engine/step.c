@@ -29,11 +29,12 @@ static void lay_out(struct layout *l, uint64_t header, const uint64_t *bytes, un
     l->end = at;
 }
 
-static void plan_layout(struct layout *l, uint64_t n_seqs, uint64_t n_tokens, uint64_t n_pages)
+static void plan_layout(struct layout *l, uint64_t n_seqs, uint64_t n_tokens, uint64_t n_pages,
+                        uint64_t n_places)
 {
     const uint64_t bytes[] = {n_seqs * sizeof(struct step_seq), n_tokens * sizeof(int32_t),
-                              n_pages * sizeof(int32_t)};
-    lay_out(l, sizeof(struct step_plan), bytes, 3);
+                              n_pages * sizeof(int32_t), n_places * sizeof(struct step_place)};
+    lay_out(l, sizeof(struct step_plan), bytes, 4);
 }
 
 /* Alternatives come last, since their number is known only when all is sampled. */
@@ -60,11 +61,11 @@ static int check_buffer(const void *buf, uint64_t cap, uint64_t need, struct err
 
 /* ---- plan ---------------------------------------------------------------------------------------------- */
 
-int step_plan_init(void *buf, size_t cap, uint32_t n_seqs, uint32_t n_tokens, uint32_t n_pages,
-                   struct step_plan **out, struct err *e)
+static int init_plan(void *buf, size_t cap, uint32_t n_seqs, uint32_t n_tokens, uint32_t n_pages,
+                     uint32_t n_places, struct step_plan **out, struct err *e)
 {
     struct layout l;
-    plan_layout(&l, n_seqs, n_tokens, n_pages);
+    plan_layout(&l, n_seqs, n_tokens, n_pages, n_places);
     int rc = check_buffer(buf, cap, l.end, e);
     if (rc != ERR_OK)
         return rc;
@@ -75,17 +76,31 @@ int step_plan_init(void *buf, size_t cap, uint32_t n_seqs, uint32_t n_tokens, ui
     p->n_seqs = n_seqs;
     p->n_tokens = n_tokens;
     p->n_pages = n_pages;
+    p->n_places = n_places;
     p->seqs_at = (uint32_t)l.at[0];
     p->tokens_at = (uint32_t)l.at[1];
     p->pages_at = (uint32_t)l.at[2];
+    p->places_at = (uint32_t)l.at[3];
     *out = p;
     return ERR_OK;
+}
+
+int step_plan_init(void *buf, size_t cap, uint32_t n_seqs, uint32_t n_tokens, uint32_t n_pages,
+                   struct step_plan **out, struct err *e)
+{
+    return init_plan(buf, cap, n_seqs, n_tokens, n_pages, 0, out, e);
+}
+
+int step_plan_init_places(void *buf, size_t cap, uint32_t n_seqs, uint32_t n_tokens, uint32_t n_pages,
+                          struct step_plan **out, struct err *e)
+{
+    return init_plan(buf, cap, n_seqs, n_tokens, n_pages, n_tokens, out, e);
 }
 
 size_t step_plan_bytes(const struct engine_limits *l)
 {
     struct layout lay;
-    plan_layout(&lay, l->max_seqs, l->max_tokens, 0);
+    plan_layout(&lay, l->max_seqs, l->max_tokens, 0, l->n_feature_rows ? l->max_tokens : 0);
     uint64_t pages = (uint64_t)l->max_seqs * l->max_pages_per_seq;
     uint64_t bytes;
     if (!mul_u64(pages, sizeof(int32_t), &bytes) || !add_u64(bytes, lay.end + 8, &bytes) ||
@@ -119,8 +134,6 @@ static int plan_header(const struct step_plan *p, size_t n, const struct engine_
     if (p->bytes != n || n > STEP_MAX_BYTES)
         return err_set(e, ERR_FORMAT, "step plan: bytes is %u, the message has %zu (limit %u)", p->bytes, n,
                        STEP_MAX_BYTES);
-    if (p->reserved || p->reserved2)
-        return err_set(e, ERR_FORMAT, "step plan: reserved fields are not zero");
     if (p->n_seqs < 1 || p->n_seqs > l->max_seqs)
         return err_set(e, ERR_LIMIT, "step plan: n_seqs is %u, must be 1..%u", p->n_seqs, l->max_seqs);
     if (p->n_tokens < 1 || p->n_tokens > l->max_tokens)
@@ -128,14 +141,18 @@ static int plan_header(const struct step_plan *p, size_t n, const struct engine_
     if (p->n_pages > (uint64_t)l->max_seqs * l->max_pages_per_seq)
         return err_set(e, ERR_LIMIT, "step plan: n_pages is %u, must be at most %u * %u", p->n_pages,
                        l->max_seqs, l->max_pages_per_seq);
+    uint32_t n_places = l->n_feature_rows ? p->n_tokens : 0;
+    if (p->n_places != n_places)
+        return err_set(e, ERR_FORMAT, "step plan: n_places is %u, must be %u", p->n_places, n_places);
     struct layout lay;
-    plan_layout(&lay, p->n_seqs, p->n_tokens, p->n_pages);
+    plan_layout(&lay, p->n_seqs, p->n_tokens, p->n_pages, n_places);
     const struct {
         const char *name;
         uint64_t is, must;
     } f[] = {{"seqs_at", p->seqs_at, lay.at[0]},
              {"tokens_at", p->tokens_at, lay.at[1]},
              {"pages_at", p->pages_at, lay.at[2]},
+             {"places_at", p->places_at, lay.at[3]},
              {"bytes", p->bytes, lay.end}};
     for (size_t i = 0; i < ARRAY_LEN(f); i++)
         if (f[i].is != f[i].must)
@@ -212,6 +229,40 @@ static int plan_arrays(const struct step_plan *p, const struct engine_limits *l,
     return ERR_OK;
 }
 
+/* Of token t at position `at` of q. A span that begins earlier in the run is that of the token before. */
+static int plan_place(const struct step_place *all, uint32_t t, const struct step_seq *q, int32_t at,
+                      const struct engine_limits *l, struct err *e)
+{
+    const struct step_place *k = &all[t];
+    int32_t first = (int32_t)q->position, end = first + (int32_t)q->n_tokens;
+    for (unsigned i = 0; i < 3; i++)
+        if (k->place[i] < 0)
+            return err_set(e, ERR_FORMAT, "step plan: places[%u].place is %d", t, k->place[i]);
+    if (k->feature < -1 || (k->feature >= 0 && (uint32_t)k->feature >= l->n_feature_rows))
+        return err_set(e, ERR_FORMAT, "step plan: places[%u].feature is %d, there are %u", t, k->feature,
+                       l->n_feature_rows);
+    bool inside = k->span[0] >= first && k->span[0] <= at && k->span[1] > at && k->span[1] <= end;
+    bool follows = at == first          ? inside && k->span[0] == at
+                   : k[-1].span[1] > at ? k->span[0] == k[-1].span[0] && k->span[1] == k[-1].span[1]
+                                        : k->span[0] == at;
+    if (!inside || !follows)
+        return err_set(e, ERR_FORMAT,
+                       "step plan: places[%u].span is %d to %d, at position %d of a run of %d to %d", t,
+                       k->span[0], k->span[1], at, first, end);
+    return ERR_OK;
+}
+
+static int plan_places(const struct step_plan *p, const struct engine_limits *l, struct err *e)
+{
+    const struct step_seq *q = (const struct step_seq *)((const char *)p + p->seqs_at);
+    const struct step_place *all = (const struct step_place *)((const char *)p + p->places_at);
+    int rc = ERR_OK;
+    for (uint32_t s = 0; p->n_places && s < p->n_seqs; s++)
+        for (uint32_t i = 0; rc == ERR_OK && i < q[s].n_tokens; i++)
+            rc = plan_place(all, q[s].first_token + i, &q[s], (int32_t)(q[s].position + i), l, e);
+    return rc;
+}
+
 int step_plan_validate(const void *buf, size_t n, const struct engine_limits *l, struct err *e)
 {
     const struct step_plan *p = buf;
@@ -233,7 +284,8 @@ int step_plan_validate(const void *buf, size_t n, const struct engine_limits *l,
     if (sums.rows > l->max_rows)
         return err_set(e, ERR_LIMIT, "step plan: %llu rows with logits, the limit is %u",
                        (unsigned long long)sums.rows, l->max_rows);
-    return plan_arrays(p, l, e);
+    rc = plan_arrays(p, l, e);
+    return rc == ERR_OK ? plan_places(p, l, e) : rc;
 }
 
 /* ---- result -------------------------------------------------------------------------------------------- */

@@ -47,6 +47,7 @@ int eyes_open(struct prompt_front *p, struct ckpt *c, struct findings *f, bool *
     if (image_processor_open(&configs, NULL, &eyes->processor, &why))
         eyes->refused = why;
     p->eyes = eyes;
+    front_add_media(p, eyes->token_id);
     return ERR_OK;
 }
 

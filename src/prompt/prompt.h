@@ -108,6 +108,7 @@ struct prompt_picture_options {
     uint32_t max_pictures; /* 0: PROMPT_MAX_PICTURES */
     size_t max_bytes;      /* of one file; 0: 64 MiB */
     struct image_limits image;
+    uint32_t width, height; /* not 0: no bytes are asked for, every picture counts as one of this size */
 };
 
 struct prompt_picture {

@@ -25,6 +25,8 @@ int front_json(struct prompt_front *p, struct ckpt *c, const char *name, const s
 int chat_render(const struct prompt_front *p, const struct prompt_chat *c, struct jinja_output *out,
                 struct err *e);
 
+void front_add_media(struct prompt_front *p, int64_t id); /* to media_ids; -1: none */
+
 /* ---- pictures ---- */
 
 /* `placeholders` of an architecture file; texts live as long as the description. */

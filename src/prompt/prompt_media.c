@@ -132,7 +132,9 @@ static int make_grids(const struct looking *l, struct prompt_picture *m)
 static int plan(struct looking *l, struct prompt_picture *m)
 {
     const struct prompt_eyes *eyes = l->p->eyes;
-    int rc = image_probe(m->bytes, m->n, &l->o->image, &m->info, l->e);
+    const bool assumed = l->o->width && l->o->height;
+    m->info = (struct image_info){.width = l->o->width, .height = l->o->height, .orientation = 1};
+    int rc = assumed ? ERR_OK : image_probe(m->bytes, m->n, &l->o->image, &m->info, l->e);
     if (rc == 0 && m->info.has_alpha && eyes->processor.refuses_alpha)
         rc = err_set(l->e, ERR_UNSUPPORTED,
                      "a picture with alpha: the background that this model wants is not made here");
@@ -166,7 +168,7 @@ static int add_picture(struct looking *l, const struct json *part, uint32_t mess
         return err_set(l->e, ERR_LIMIT, "more than %u pictures", l->max_pictures);
     struct prompt_picture *m = &out->list[out->n];
     *m = (struct prompt_picture){.message = message, .part = number};
-    int rc = read_bytes(l, part, m);
+    int rc = l->o->width && l->o->height ? ERR_OK : read_bytes(l, part, m);
     if (rc == 0)
         rc = plan(l, m);
     out->n += rc == 0;

@@ -181,6 +181,10 @@ int prompt_lay_pictures(const struct prompt_front *p, const struct prompt_pictur
             lay_row(&l, at);
             continue;
         }
+        const bool within = l.used && l.used < pictures->list[l.picture].n_rows;
+        if (within && p->eyes->rules.by_grid)
+            return err_set(e, ERR_MISMATCH, "token %zu stands within picture %u, behind %u of its %u rows",
+                           at, l.picture, l.used, pictures->list[l.picture].n_rows);
         put_place(&l, at, l.position, l.position, l.position);
         out->feature_of[at] = -1;
         l.position++;

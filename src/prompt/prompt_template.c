@@ -163,7 +163,7 @@ static int read_token_names(struct prompt_front *p, struct ckpt *c, const struct
     return rc == ERR_NOMEM ? rc : ERR_OK; /* twice the same key: no names, as for no file */
 }
 
-static void add_media(struct prompt_front *p, int64_t id)
+void front_add_media(struct prompt_front *p, int64_t id)
 {
     for (uint32_t i = 0; i < p->n_media; i++)
         if (p->media_ids[i] == id)
@@ -182,11 +182,11 @@ static int read_media(struct prompt_front *p, struct ckpt *c, struct err *e)
     int rc = front_json(p, c, "config.json", &config, e);
     for (size_t i = 0; i < ARRAY_LEN(ids); i++)
         if (json_i64(json_get(config, ids[i]), &id))
-            add_media(p, id);
+            front_add_media(p, id);
     for (size_t i = 0; i < ARRAY_LEN(names); i++) {
         const char *text = json_string(json_get(p->token_names, names[i]));
         if (text)
-            add_media(p, tokenizer_id(p->tokenizer, text));
+            front_add_media(p, tokenizer_id(p->tokenizer, text));
     }
     return rc;
 }

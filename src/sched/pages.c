@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Owns: reference counts of KV pages, the free list, and the prefix cache with its order of eviction.
- * Refuses: any knowledge of requests, and a hit on the hash alone: the tokens of the page are compared, and
- * the pages before it are identified by the entry they are, whose number is never given out again.
+ * Refuses: any knowledge of requests, and a hit on the hash alone: the tokens of the page and the digest of
+ * its pictures are compared, and the pages before it are identified by the entry they are, whose number is
+ * never given out again.
  */
 #include "sched/pages.h"
 
@@ -22,8 +23,9 @@ int pages_init(struct pages *p, struct arena *a, uint32_t n, uint32_t page_token
         n_buckets *= 2;
     p->page = arena_alloc_n(a, n, sizeof(*p->page));
     p->tokens = arena_alloc_n(a, n, (size_t)page_tokens * sizeof(int32_t));
+    p->digests = arena_alloc_n(a, n, PAGE_DIGEST_BYTES);
     p->buckets = arena_alloc_n(a, n_buckets, sizeof(*p->buckets));
-    if (!p->page || !p->tokens || !p->buckets)
+    if (!p->page || !p->tokens || !p->digests || !p->buckets)
         return err_set(e, ERR_NOMEM, "scheduler: no memory for a table of %u pages", n);
     memset(p->buckets, 0xff, n_buckets * sizeof(*p->buckets));
     p->n = n;
@@ -45,9 +47,10 @@ uint32_t pages_available(const struct pages *p)
     return p->n_free + p->n_cached - p->n_reserved;
 }
 
-static const int32_t *page_tokens(const struct pages *p, uint32_t id)
+static struct page_text text_of(const struct pages *p, uint32_t id)
 {
-    return p->tokens + (size_t)id * p->page_tokens;
+    return (struct page_text){p->tokens + (size_t)id * p->page_tokens,
+                              p->digests + (size_t)id * PAGE_DIGEST_BYTES};
 }
 
 static size_t token_bytes(const struct pages *p)
@@ -99,36 +102,47 @@ static void entry_drop(struct pages *p, uint32_t id)
     g->snapshot = SNAPSHOT_NONE;
 }
 
-static uint64_t entry_hash(const struct pages *p, uint64_t parent, const int32_t *tokens)
+static uint64_t entry_hash(const struct pages *p, uint64_t parent, const struct page_text *text)
 {
-    return hash64(tokens, token_bytes(p), parent) & p->hash_mask;
+    uint64_t pictures; /* a digest is evenly spread already */
+    memcpy(&pictures, text->digest, sizeof pictures);
+    return (hash64(text->tokens, token_bytes(p), parent) ^ pictures) & p->hash_mask;
 }
 
-static uint32_t entry_find(const struct pages *p, uint64_t hash, uint64_t parent, const int32_t *tokens)
+static bool is_text(const struct pages *p, uint32_t id, const struct page_text *text)
+{
+    const struct page_text own = text_of(p, id);
+    return !memcmp(own.tokens, text->tokens, token_bytes(p)) &&
+           !memcmp(own.digest, text->digest, PAGE_DIGEST_BYTES);
+}
+
+static uint32_t entry_find(const struct pages *p, uint64_t hash, uint64_t parent,
+                           const struct page_text *text)
 {
     uint32_t id = p->buckets[hash & p->bucket_mask];
     for (; id != PAGE_NONE; id = p->page[id].hash_next) {
         const struct page *g = &p->page[id];
-        if (g->hash == hash && g->parent == parent && !memcmp(page_tokens(p, id), tokens, token_bytes(p)))
+        if (g->hash == hash && g->parent == parent && is_text(p, id, text))
             return id;
     }
     return PAGE_NONE;
 }
 
-uint32_t pages_find(const struct pages *p, uint64_t parent, const int32_t *tokens)
+uint32_t pages_find(const struct pages *p, uint64_t parent, const struct page_text *text)
 {
-    return entry_find(p, entry_hash(p, parent, tokens), parent, tokens);
+    return entry_find(p, entry_hash(p, parent, text), parent, text);
 }
 
-uint32_t pages_enter(struct pages *p, uint32_t id, uint64_t parent, const int32_t *tokens)
+uint32_t pages_enter(struct pages *p, uint32_t id, uint64_t parent, const struct page_text *text)
 {
-    uint64_t hash = entry_hash(p, parent, tokens);
-    uint32_t same = entry_find(p, hash, parent, tokens);
+    uint64_t hash = entry_hash(p, parent, text);
+    uint32_t same = entry_find(p, hash, parent, text);
     /* two requests computed the same page side by side: one of them is enough to remember */
     if (same != PAGE_NONE)
         return same;
     struct page *g = &p->page[id];
-    memcpy(p->tokens + (size_t)id * p->page_tokens, tokens, token_bytes(p));
+    memcpy(p->tokens + (size_t)id * p->page_tokens, text->tokens, token_bytes(p));
+    memcpy(p->digests + (size_t)id * PAGE_DIGEST_BYTES, text->digest, PAGE_DIGEST_BYTES);
     g->hash = hash;
     g->parent = parent;
     g->uid = ++p->last_uid;
@@ -258,8 +272,9 @@ int pages_check(const struct pages *p, const uint32_t *refs, struct err *e)
                        p->snapshots.n_kept);
     for (uint64_t b = 0; b <= p->bucket_mask; b++)
         for (uint32_t id = p->buckets[b]; id != PAGE_NONE; id = p->page[id].hash_next) {
+            const struct page_text text = text_of(p, id < p->n ? id : 0);
             if (++n_hashed > p->n || !p->page[id].uid || (p->page[id].hash & p->bucket_mask) != b ||
-                entry_hash(p, p->page[id].parent, page_tokens(p, id)) != p->page[id].hash)
+                entry_hash(p, p->page[id].parent, &text) != p->page[id].hash)
                 return err_set(e, ERR_MISMATCH, "hash table: page %u does not belong to bucket %llu", id,
                                (unsigned long long)b);
         }

@@ -11,7 +11,8 @@
 #include "base/mem.h"
 #include "sched/snapshots.h"
 
-#define PAGE_NONE UINT32_MAX
+#define PAGE_NONE         UINT32_MAX
+#define PAGE_DIGEST_BYTES 32u
 
 struct page {
     uint32_t refs;
@@ -27,6 +28,7 @@ struct pages {
     struct page *page;
     struct snapshots snapshots;
     int32_t *tokens;   /* [n][page_tokens] of entries: a hash proposes, the tokens decide */
+    uint8_t *digests;  /* [n][PAGE_DIGEST_BYTES] of entries, which decide as well */
     uint32_t *buckets; /* [bucket_mask + 1] heads of chains over hash_next */
     uint32_t n, page_tokens, bucket_mask;
     uint32_t free_head, oldest, newest;
@@ -41,11 +43,16 @@ uint32_t
 pages_take(struct pages *p); /* one reference; evicts the longest unused; PAGE_NONE if all are in use */
 void pages_ref(struct pages *p, uint32_t id);
 void pages_unref(struct pages *p, uint32_t id, bool keep); /* keep: a cache entry stays cached */
-/* The entry for page_tokens tokens that follow the entry `parent`; PAGE_NONE if there is none. */
-uint32_t pages_find(const struct pages *p, uint64_t parent, const int32_t *tokens);
+/* What a page holds: page_tokens ids, and a digest [PAGE_DIGEST_BYTES] of what else its contents hang on. */
+struct page_text {
+    const int32_t *tokens;
+    const uint8_t *digest;
+};
+/* The entry for a page that follows the entry `parent`; PAGE_NONE if there is none. */
+uint32_t pages_find(const struct pages *p, uint64_t parent, const struct page_text *text);
 /* Makes a referenced page the entry of its contents. Returns the entry to chain on: an equal one if there is
  * one already, which may be another page. */
-uint32_t pages_enter(struct pages *p, uint32_t id, uint64_t parent, const int32_t *tokens);
+uint32_t pages_enter(struct pages *p, uint32_t id, uint64_t parent, const struct page_text *text);
 /* A snapshot for a step to write, taken from another entry if none is free; SNAPSHOT_NONE if all are in use.
  */
 uint32_t pages_take_snapshot(struct pages *p);

@@ -2,8 +2,8 @@
  *
  * Owns: requests from submission to their last event, and the choice of each step's batch.
  * Refuses: to take a page from a running request (all it can need is promised at admission), to let a request
- * overtake another in the queue, to have two steps out at once, and a prefix whose recurrent state no
- * snapshot holds. One thread.
+ * overtake another in the queue, to have two steps out at once, a prefix whose recurrent state no
+ * snapshot holds, and one that ends within a span. One thread.
  *
  * A request is its tokens (prompt, then what was sampled) and how many of them are computed. What is pending
  * is a decode token or a piece of the prompt; when nothing would stay pending, the step samples the next
@@ -47,10 +47,14 @@ int sched_open(struct sched **out, const struct sched_options *o, struct err *e)
     s->free_slots = arena_alloc_n(&s->arena, l->n_slots + (size_t)1, sizeof(*s->free_slots));
     for (uint32_t i = l->n_slots; s->free_slots && i-- > 0;)
         s->free_slots[s->n_free_slots++] = i;
+    s->rows = (struct feature_rows){.used = arena_alloc_n(&s->arena, l->n_feature_rows + (size_t)1, 1),
+                                    .n = l->n_feature_rows,
+                                    .n_free = l->n_feature_rows};
     s->o.prefix_cache = o->prefix_cache && (!l->n_slots || l->n_snapshots);
     s->o.snapshot_every = snapshot_every(o);
-    int rc =
-        s->running && s->pieces && s->free_slots ? ERR_OK : err_set(e, ERR_NOMEM, "scheduler: out of memory");
+    int rc = s->running && s->pieces && s->free_slots && s->rows.used
+                 ? ERR_OK
+                 : err_set(e, ERR_NOMEM, "scheduler: out of memory");
     if (rc == ERR_OK)
         rc = pages_init(&s->pages, &s->arena, l->n_pages, l->page_tokens, l->n_snapshots, o->hash_mask, e);
     if (rc != ERR_OK) {
@@ -64,6 +68,8 @@ int sched_open(struct sched **out, const struct sched_options *o, struct err *e)
 static void request_free(struct sched *s, struct request *r)
 {
     mem_account(s->o.mem, MEM_REQUEST, -(int64_t)r->bytes);
+    if (r->images)
+        free(r->images);
     free(r);
 }
 
@@ -127,6 +133,9 @@ static int check_request(const struct sched *s, const struct sched_request *q, s
     int rc = step_sampling_validate(&q->sampling, l->vocab, e);
     if (rc != ERR_OK)
         return rc;
+    rc = images_validate(q, l, s->o.prefill_chunk, e);
+    if (rc != ERR_OK)
+        return rc;
     if (is_live(s, q->id))
         return err_set(e, ERR_INVALID, "request %llu exists already", (unsigned long long)q->id);
     if (s->n_waiting >= s->o.max_waiting)
@@ -156,9 +165,17 @@ int sched_submit(struct sched *s, const struct sched_request *q, struct err *e)
     uint32_t n_total = (uint32_t)pages_needed(s, q->n_prompt, q->max_new);
     uint64_t n_ints = (uint64_t)q->n_prompt + q->max_new + n_total + q->n_stop;
     size_t bytes = sizeof(struct request) + n_ints * sizeof(int32_t);
+    const uint32_t full = (uint32_t)(((uint64_t)q->n_prompt + q->max_new) / s->o.limits.page_tokens);
+    struct images *images;
+    rc = images_make(q, s->o.limits.page_tokens, s->o.prefix_cache ? full : 0, &images, e);
+    if (rc != ERR_OK)
+        return rc;
     struct request *r = calloc(1, bytes);
-    if (!r)
+    if (!r) {
+        free(images);
         return err_set(e, ERR_NOMEM, "no memory for a request of %zu bytes", bytes);
+    }
+    bytes += images ? images->bytes : 0;
     mem_account(s->o.mem, MEM_REQUEST, (int64_t)bytes);
     *r = (struct request){.id = q->id,
                           .bytes = bytes,
@@ -169,7 +186,8 @@ int sched_submit(struct sched *s, const struct sched_request *q, struct err *e)
                           .n_total = n_total,
                           .snapshot = SNAPSHOT_NONE,
                           .ignore_stop = q->ignore_stop,
-                          .sampling = q->sampling};
+                          .sampling = q->sampling,
+                          .images = images};
     r->tokens = (int32_t *)(r + 1);
     r->table = (uint32_t *)(r->tokens + q->n_prompt + q->max_new);
     r->stop_ids = (int32_t *)(r->table + n_total);
@@ -194,6 +212,10 @@ static void let_snapshot_go(struct sched *s, struct request *r)
 static void release(struct sched *s, struct request *r, bool keep)
 {
     let_snapshot_go(s, r);
+    images_release(r->images, &s->rows);
+    r->held_up = false;
+    if (s->encoding == r) /* its picture may still be out; nobody gets the rows before it is back */
+        s->encoding = NULL;
     if (s->o.limits.n_slots)
         s->free_slots[s->n_free_slots++] = r->slot;
     s->pages.n_reserved -= r->n_total - r->n_held;
@@ -251,7 +273,7 @@ void sched_cancel(struct sched *s, uint64_t id)
 
 void sched_engine_lost(struct sched *s)
 {
-    s->out = false;
+    s->out = s->picture_out = false;
     s->n_pieces = 0;
     while (s->n_running) {
         struct request *r = s->running[--s->n_running];
@@ -279,13 +301,15 @@ static void match_prefix(const struct sched *s, const struct request *r, uint32_
     uint64_t parent = 0;
     *out = (struct prefix){0};
     for (; s->o.prefix_cache && n < most; n++) {
-        uint32_t id = pages_find(&s->pages, parent, r->tokens + (size_t)n * pt);
+        const struct page_text text = {r->tokens + (size_t)n * pt, images_digest(r->images, n)};
+        uint32_t id = pages_find(&s->pages, parent, &text);
         if (id == PAGE_NONE)
             break;
         table[n] = id;
         parent = s->pages.page[id].uid;
         idle += s->pages.page[id].refs == 0;
-        if (s->o.limits.n_slots && s->pages.page[id].snapshot == SNAPSHOT_NONE)
+        if ((s->o.limits.n_slots && s->pages.page[id].snapshot == SNAPSHOT_NONE) ||
+            images_cuts_span(r->images, (n + 1) * pt))
             continue;
         out->usable = n + 1;
         out->idle = idle;
@@ -322,6 +346,8 @@ static bool admit(struct sched *s, struct request *r)
     /* idle pages that we are about to hold no longer count as available to anyone */
     if ((uint64_t)(r->n_total - n) + n_idle > pages_available(&s->pages))
         return false;
+    if (!images_reserve(r->images, &s->rows, n * s->o.limits.page_tokens))
+        return false;
     for (uint32_t i = 0; i < n; i++)
         pages_ref(&s->pages, r->table[i]);
     if (n)
@@ -341,6 +367,8 @@ static bool admit(struct sched *s, struct request *r)
     r->computed = n * s->o.limits.page_tokens;
     if (!r->n_generated)
         r->n_cached = r->computed;
+    for (uint32_t i = 0; r->images && i < r->images->n; i++)
+        s->stats.images_cached += r->images->image[i].last < r->computed;
     s->stats.tokens_cached += r->computed;
     return true;
 }
@@ -395,21 +423,39 @@ static void choose_decodes(struct sched *s, struct budget *b)
             add_piece(s, b, s->running[i], 1);
 }
 
-static void choose_prompts(struct sched *s, struct budget *b)
+/* The next piece of a prompt. */
+static void choose_prompt(struct sched *s, struct budget *b, struct request *r)
 {
-    for (uint32_t i = 0; i < s->n_running && b->tokens; i++) {
-        struct request *r = s->running[i];
-        if (is_decode(r))
-            continue;
-        uint32_t n = pending(r), cut = next_cut(s, r) - r->computed;
-        n = n < cut ? n : cut;
-        n = n < s->o.prefill_chunk ? n : s->o.prefill_chunk;
-        n = n < b->tokens ? n : b->tokens;
-        if (n == pending(r) && !b->rows)
-            n--; /* the last token has to wait for a row of logits */
-        if (n)
-            add_piece(s, b, r, n);
-    }
+    uint32_t n = pending(r), cut = next_cut(s, r) - r->computed, most = s->o.prefill_chunk;
+    most = most < b->tokens ? most : b->tokens;
+    if (n <= most && !b->rows)
+        most = n - 1; /* the last token has to wait for a row of logits */
+    n = n < cut ? n : cut;
+    n = n < most ? n : most;
+    n = images_run(r->images, r->computed, n, most, &r->held_up);
+    if (n)
+        add_piece(s, b, r, n);
+}
+
+/* A span that the decode tokens leave no room for would wait until they end: in every other step they are
+ * chosen behind it. */
+static struct request *choose_held_up(struct sched *s, struct budget *b)
+{
+    struct request *first = NULL;
+    for (uint32_t i = 0; i < s->n_running && !first && !s->gave_way; i++)
+        if (s->running[i]->held_up)
+            first = s->running[i];
+    s->gave_way = first != NULL;
+    if (first)
+        choose_prompt(s, b, first);
+    return first;
+}
+
+static void choose_prompts(struct sched *s, struct budget *b, const struct request *but)
+{
+    for (uint32_t i = 0; i < s->n_running && b->tokens; i++)
+        if (s->running[i] != but && !is_decode(s->running[i]))
+            choose_prompt(s, b, s->running[i]);
 }
 
 static uint32_t table_pages(const struct sched *s, const struct piece *p)
@@ -422,6 +468,7 @@ static void fill_plan(struct sched *s, struct step_plan *plan)
 {
     struct step_seq *q = step_plan_seqs(plan);
     int32_t *tokens = step_plan_tokens(plan), *pages = step_plan_pages(plan);
+    struct step_place *places = step_plan_places(plan);
     uint32_t n_tokens = 0, n_pages = 0;
     for (uint32_t i = 0; i < s->n_pieces; i++, q++) {
         struct request *r = s->pieces[i].request;
@@ -449,6 +496,8 @@ static void fill_plan(struct sched *s, struct step_plan *plan)
         memcpy(tokens + n_tokens, r->tokens + r->computed, q->n_tokens * sizeof(int32_t));
         for (uint32_t k = 0; k < need; k++)
             pages[n_pages + k] = (int32_t)r->table[k];
+        for (uint32_t k = 0; k < q->n_tokens && plan->n_places; k++)
+            places[n_tokens + k] = images_place(r->images, r->computed + k);
         n_tokens += q->n_tokens;
         n_pages += need;
     }
@@ -459,11 +508,14 @@ int sched_plan(struct sched *s, void *buf, size_t cap, struct step_plan **plan, 
     *plan = NULL;
     if (s->out)
         return err_set(e, ERR_BUSY, "step %llu is still out", (unsigned long long)s->step);
+    if (s->picture_out)
+        return err_set(e, ERR_BUSY, "a picture is still out");
     admit_waiting(s);
     struct budget b = {s->o.limits.max_tokens, s->o.limits.max_rows};
     s->n_pieces = 0;
+    const struct request *first = choose_held_up(s, &b);
     choose_decodes(s, &b);
-    choose_prompts(s, &b);
+    choose_prompts(s, &b, first);
     if (!s->n_pieces)
         return ERR_OK;
     uint64_t n_pages = 0;
@@ -472,7 +524,8 @@ int sched_plan(struct sched *s, void *buf, size_t cap, struct step_plan **plan, 
         n_pages += table_pages(s, &s->pieces[i]);
     int rc = n_pages > UINT32_MAX ? err_set(e, ERR_LIMIT, "the step's page tables are too long") : ERR_OK;
     if (rc == ERR_OK)
-        rc = step_plan_init(buf, cap, s->n_pieces, n_tokens, (uint32_t)n_pages, plan, e);
+        rc = (s->rows.n ? step_plan_init_places : step_plan_init)(buf, cap, s->n_pieces, n_tokens,
+                                                                  (uint32_t)n_pages, plan, e);
     if (rc != ERR_OK) {
         s->n_pieces = 0;
         return rc;
@@ -480,9 +533,46 @@ int sched_plan(struct sched *s, void *buf, size_t cap, struct step_plan **plan, 
     (*plan)->step = ++s->step;
     fill_plan(s, *plan);
     s->out = true;
+    s->encoded = false;
     s->stats.last_batch_seqs = s->n_pieces;
     s->stats.last_batch_tokens = n_tokens;
     return ERR_OK;
+}
+
+/* ---- pictures ------------------------------------------------------------------------------------------ */
+
+static bool any_decode(const struct sched *s)
+{
+    for (uint32_t i = 0; i < s->n_running; i++)
+        if (is_decode(s->running[i]))
+            return true;
+    return false;
+}
+
+bool sched_picture(struct sched *s, struct sched_job *job)
+{
+    if (!s->rows.n || s->out || s->picture_out)
+        return false;
+    admit_waiting(s);
+    if (s->encoded && any_decode(s)) /* those that wait for a token wait for one picture at a time */
+        return false;
+    for (uint32_t i = 0; i < s->n_running; i++) {
+        struct request *r = s->running[i];
+        uint32_t n = pending(r) < s->o.prefill_chunk ? pending(r) : s->o.prefill_chunk;
+        struct image *image = images_wanted(r->images, r->computed, n);
+        if (!image)
+            continue;
+        s->picture_out = true;
+        s->encoding = r;
+        s->image = image;
+        *job = (struct sched_job){.request = r->id,
+                                  .image = (uint32_t)(image - r->images->image),
+                                  .first_row = image->row,
+                                  .message = image->message,
+                                  .bytes = image->bytes};
+        return true;
+    }
+    return false;
 }
 
 /* ---- results ------------------------------------------------------------------------------------------- */
@@ -515,14 +605,34 @@ static void enter_pages(struct sched *s, struct piece *p)
     struct request *r = p->request;
     uint32_t pt = s->o.limits.page_tokens, entry = PAGE_NONE;
     for (; s->o.prefix_cache && r->n_chained < r->computed / pt; r->n_chained++) {
-        entry =
-            pages_enter(&s->pages, r->table[r->n_chained], r->chain, r->tokens + (size_t)r->n_chained * pt);
+        const struct page_text text = {r->tokens + (size_t)r->n_chained * pt,
+                                       images_digest(r->images, r->n_chained)};
+        entry = pages_enter(&s->pages, r->table[r->n_chained], r->chain, &text);
         r->chain = s->pages.page[entry].uid;
     }
     if (p->save == SNAPSHOT_NONE)
         return;
     pages_keep_snapshot(&s->pages, entry, p->save);
     p->save = SNAPSHOT_NONE;
+}
+
+void sched_picture_done(struct sched *s, int rc, const char *why, sched_event_fn fn, void *context)
+{
+    const struct sink sink = {fn, context};
+    struct request *r = s->encoding;
+    if (!s->picture_out)
+        return;
+    s->picture_out = false;
+    s->encoding = NULL;
+    s->encoded = true;
+    if (!r)
+        return;
+    if (rc != ERR_OK) {
+        fail(s, &sink, r, why ? why : "the picture could not be encoded");
+        return;
+    }
+    s->image->encoded = true;
+    s->stats.images_encoded++;
 }
 
 static bool is_stop(const struct request *r, int32_t token)
@@ -549,6 +659,7 @@ static void apply_piece(struct sched *s, const struct sink *sink, struct piece *
     if (!r->n_generated)
         s->stats.tokens_prefilled += p->n_tokens;
     let_snapshot_go(s, r);
+    images_passed(r->images, &s->rows, r->computed);
     enter_pages(s, p);
     if (!p->sample)
         return;
@@ -626,4 +737,6 @@ void sched_stats(const struct sched *s, struct sched_stats *out)
     out->pages_cached = s->pages.n_cached;
     out->snapshots_total = s->pages.snapshots.n;
     out->snapshots_kept = s->pages.snapshots.n_kept;
+    out->feature_rows_total = s->rows.n;
+    out->feature_rows_free = s->rows.n_free;
 }

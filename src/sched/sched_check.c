@@ -73,6 +73,35 @@ static int check_snapshots(const struct sched *s, struct err *e)
     return rc;
 }
 
+/* Each row of the store that is promised belongs to one picture whose tokens are not all computed. */
+static int check_rows(const struct sched *s, struct err *e)
+{
+    uint32_t n = s->rows.n, n_used = 0, n_held = 0;
+    uint8_t *seen = calloc((size_t)n + 1, 1);
+    int rc = seen ? ERR_OK : err_set(e, ERR_NOMEM, "no memory to check %u rows", n);
+    for (uint32_t i = 0; rc == ERR_OK && i < s->n_running; i++) {
+        const struct request *r = s->running[i];
+        for (uint32_t k = 0; rc == ERR_OK && r->images && k < r->images->n; k++) {
+            const struct image *m = &r->images->image[k];
+            bool ahead = m->last >= r->computed, has = m->row != ROW_NONE;
+            if (ahead != has || (has && (m->row > n || m->n_rows > n - m->row)) || (m->encoded && !has))
+                rc =
+                    err_set(e, ERR_MISMATCH, "request %llu: picture %u has rows %u + %u of %u at position %u",
+                            (unsigned long long)r->id, k, m->row, m->n_rows, n, r->computed);
+            for (uint32_t j = 0; rc == ERR_OK && has && j < m->n_rows; j++, n_held++)
+                if (seen[m->row + j]++ || !s->rows.used[m->row + j])
+                    rc = err_set(e, ERR_MISMATCH, "row %u of the store is held twice or free", m->row + j);
+        }
+    }
+    for (uint32_t i = 0; i < n; i++)
+        n_used += s->rows.used[i];
+    if (rc == ERR_OK && (n_used != n_held || n_used + s->rows.n_free != n))
+        rc = err_set(e, ERR_MISMATCH, "%u rows of the store are held, %u marked, %u free of %u", n_held,
+                     n_used, s->rows.n_free, n);
+    free(seen);
+    return rc;
+}
+
 int sched_check(const struct sched *s, struct err *e)
 {
     uint32_t n_waiting = 0;
@@ -98,6 +127,8 @@ int sched_check(const struct sched *s, struct err *e)
         rc = check_slots(s, e);
     if (rc == ERR_OK)
         rc = check_snapshots(s, e);
+    if (rc == ERR_OK)
+        rc = check_rows(s, e);
     free(refs);
     return rc;
 }

@@ -7,6 +7,7 @@
 
 #include "sched/pages.h"
 #include "sched/sched.h"
+#include "sched/sched_images.h"
 
 struct request {
     uint64_t id;
@@ -24,7 +25,9 @@ struct request {
     uint32_t n_chained;       /* full pages looked at for the prefix cache */
     uint64_t chain;           /* cache entry of the last of them */
     bool ignore_stop;
+    bool held_up; /* a span did not fit what the others left of the last step */
     struct step_sampling sampling;
+    struct images *images; /* NULL: text in plain order */
 };
 
 struct piece {
@@ -47,6 +50,12 @@ struct sched {
     struct piece *pieces; /* [max_seqs] of the step that is out, or being built */
     uint32_t n_pieces;
     bool out;
+    struct feature_rows rows;
+    bool picture_out;         /* through the tower */
+    struct request *encoding; /* whose picture it is; NULL: cancelled since */
+    struct image *image;      /* of `encoding` */
+    bool encoded;             /* a picture, since the last step */
+    bool gave_way;            /* decode tokens, in the last step, to a span that was held up */
     uint64_t step;
     struct sched_stats stats;
 };

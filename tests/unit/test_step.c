@@ -94,8 +94,8 @@ static void test_structure_fields(void **state)
     struct step_plan *p = tiny_plan(good, sizeof good, runs, 3, 7);
     size_t n = p->bytes, at[32], n_at = 0;
 #define H(f) at[n_at++] = offsetof(struct step_plan, f)
-    H(magic), H(bytes), H(n_seqs), H(n_tokens), H(n_pages), H(reserved), H(seqs_at), H(tokens_at),
-        H(pages_at), H(reserved2);
+    H(magic), H(bytes), H(n_seqs), H(n_tokens), H(n_pages), H(n_places), H(seqs_at), H(tokens_at),
+        H(pages_at), H(places_at);
     for (uint32_t i = 0; i < 3; i++) {
         size_t seq = p->seqs_at + i * sizeof(struct step_seq);
         at[n_at++] = seq + offsetof(struct step_seq, first_token);
