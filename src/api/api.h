@@ -37,7 +37,8 @@ struct session_options {
     const char *fuse;   /* as fusions_parse() takes it; NULL: all that change no bit */
     enum spec_activations activations;
     enum session_images images;
-    uint32_t max_patches;    /* of one picture; 0: 4,096, or what the memory holds of them */
+    uint32_t max_patches;    /* of one picture; 0: 16,384, halved until all that pictures take is at most an
+                              * eighth of the memory, down to 1,024 */
     uint32_t n_feature_rows; /* of pictures of all running requests; 0: four of the largest */
     struct load_progress *progress;
 };

@@ -17,6 +17,9 @@
 #define DEFAULT_CONTEXT     4096
 #define DEFAULT_SEQS        32
 #define DEFAULT_STEP_TOKENS 256
+#define DEFAULT_PATCHES     16384
+#define FEWEST_PATCHES      1024
+#define PICTURE_SHARE       8 /* of the memory, at most one part in so many */
 
 static int first_finding(const struct findings *f, struct err *e)
 {
@@ -84,67 +87,201 @@ static int fit_memory(struct session *s, const struct session_options *o, struct
     return err_hint(e, "use a machine with more memory or a shorter --context");
 }
 
+/* Describes the model, with the inputs that pictures come through where `images` says so. */
+static int describe(struct session *s, const struct session_options *o, bool images, struct findings *f,
+                    struct d0 *d0, struct err *e)
+{
+    struct spec_options so = {
+        .arch_path = o->arch_path, .kv_dtype = o->kv_dtype, .activations = o->activations, .images = images};
+    spec_close(s->spec);
+    s->spec = NULL;
+    return spec_open(&s->spec, s->ckpt, &so, f, d0, e);
+}
+
 static int open_model(struct session *s, const struct session_options *o, struct findings *f, struct d0 *d0,
                       struct err *e)
 {
     int rc = ckpt_open(&s->ckpt, o->model_dir, f, d0, e);
     if (rc != ERR_OK)
         return rc;
-    struct spec_options so = {
-        .arch_path = o->arch_path, .kv_dtype = o->kv_dtype, .activations = o->activations};
-    rc = spec_open(&s->spec, s->ckpt, &so, f, d0, e);
+    rc = describe(s, o, o->images != SESSION_IMAGES_OFF, f, d0, e);
     if (rc == ERR_OK && s->spec && dev_name_is_cpu(o->device))
         rc = preflight_kernels(s->spec, true, f, e);
     if (rc != ERR_OK)
         return rc;
-    if (!s->spec || findings_failed(f))
-        return first_finding(f, e);
-    rc = prompt_open(&s->front, s->ckpt, s->spec, f, d0, e);
+    return s->spec && !findings_failed(f) ? ERR_OK : first_finding(f, e);
+}
+
+static int open_front(struct session *s, struct findings *f, struct d0 *d0, struct err *e)
+{
+    int rc = prompt_open(&s->front, s->ckpt, s->spec, f, d0, e);
     if (rc != ERR_OK)
         return rc;
     return s->front ? ERR_OK : first_finding(f, e);
 }
 
-static int open_engine(struct session *s, const struct session_options *o, struct d0 *d0, struct err *e)
+/* ---- pictures ------------------------------------------------------------------------------------------ */
+
+/* Does this build read the tower's weights, and the device run its nodes? */
+static int tower_runs(struct session *s, struct err *e)
 {
-    s->context = choose_context(s->spec, o->context);
-    struct plan_options p = {.max_seqs = o->max_seqs ? o->max_seqs : DEFAULT_SEQS};
-    p.max_step_tokens = o->max_tokens ? o->max_tokens : DEFAULT_STEP_TOKENS;
-    if (p.max_step_tokens < p.max_seqs)
-        p.max_step_tokens = p.max_seqs;
-    p.max_rows = p.max_seqs;
-    if (s->spec->state_bytes && graph_pages_shareable(s->spec->graph))
-        p.snapshots = o->n_snapshots == UINT32_MAX ? p.max_seqs : o->n_snapshots;
-    p.request_tokens = s->context;
+    static const int64_t dims[D0_N_DIMS] = {FEWEST_PATCHES, 1, FEWEST_PATCHES, 1};
+    struct graph *g = NULL;
+    struct d0_part part;
+    char reason[256];
+    if (!s->spec->vision) {
+        err_set(e, ERR_UNSUPPORTED, "%s takes no pictures here", s->spec->architecture);
+        return err_hint(e, "it has no tower, or one that its architecture file only describes");
+    }
+    int rc = graph_copy(s->spec->vision, &g, e);
+    if (rc == ERR_OK)
+        rc = graph_plan_memory(g, dims, false, e);
+    for (uint32_t i = 0; rc == ERR_OK && i < g->n_values; i++)
+        if (g->values[i].kind == D0_VALUE_WEIGHT && !spec_value_computed(g, i))
+            rc = err_set(e, ERR_UNSUPPORTED, "no kernel of this build reads the tower's %s as it is stored",
+                         g->info[i].name);
+    if (rc == ERR_OK)
+        graph_part(g, &part);
+    for (uint32_t i = 0; rc == ERR_OK && i < g->n_nodes; i++)
+        if (!dev_supports(&s->dev, &part, i, reason, sizeof reason))
+            rc = err_set(e, ERR_UNSUPPORTED, "the device does not run node %u of the tower: %s", i, reason);
+    graph_free(g);
+    return rc;
+}
+
+/* Rows of the largest picture, and of all that are kept. No picture has more rows than a context has tokens.
+ */
+static void size_rows(const struct session *s, const struct session_options *o, struct plan_options *p)
+{
+    uint32_t merge = s->spec->tower.merge ? s->spec->tower.merge : 1;
+    uint64_t rows = p->max_patches / ((uint64_t)merge * merge);
+    if (merge == 1)
+        rows += rows / 4; /* rows that the tower adds at the ends of lines */
+    rows = rows < s->context ? rows : s->context;
+    uint64_t all = o->n_feature_rows ? o->n_feature_rows : 4 * rows;
+    all = all < INT32_MAX ? all : INT32_MAX;
+    rows = rows < all ? rows : all;
+    p->max_picture_rows = rows ? (uint32_t)rows : 1;
+    p->n_feature_rows = all ? (uint32_t)all : 1;
+}
+
+/* The largest picture: as asked, or as the memory allows beside one request's context. */
+static int fit_pictures(struct session *s, const struct session_options *o, struct plan_options *p,
+                        struct err *e)
+{
+    p->max_patches = o->max_patches ? o->max_patches : DEFAULT_PATCHES;
+    p->context_tokens = s->context;
+    for (;; p->max_patches /= 2) {
+        size_rows(s, o, p);
+        int rc = plan_single(s->spec, p, &s->memory, e);
+        if (rc != ERR_OK)
+            return rc;
+        bool share = o->max_patches || s->memory.pictures <= p->memory_bytes / PICTURE_SHARE;
+        if (s->memory.fits && (share || p->max_patches <= FEWEST_PATCHES))
+            return ERR_OK;
+        if (o->max_patches || p->max_patches <= FEWEST_PATCHES)
+            break;
+    }
+    char need[32];
+    return err_set(e, ERR_NOMEM, "pictures of %u patches take %s, more than the model leaves", p->max_patches,
+                   format_bytes(s->memory.pictures, need, sizeof need));
+}
+
+static bool has_places(const struct graph *g)
+{
+    for (uint32_t i = 0; i < g->n_values; i++)
+        if (g->values[i].kind == D0_VALUE_INPUT && g->values[i].role == D0_INPUT_PLACES)
+            return true;
+    return false;
+}
+
+/* Takes pictures, with p->max_patches, or describes the text without them. */
+static int settle_pictures(struct session *s, const struct session_options *o, struct plan_options *p,
+                           struct d0 *d0, struct err *e)
+{
+    struct err why = {0};
+    struct findings again; /* the same as before */
+    if (o->images == SESSION_IMAGES_OFF)
+        return ERR_OK;
+    int rc = tower_runs(s, &why);
+    if (rc == ERR_OK)
+        rc = fit_pictures(s, o, p, &why);
+    if (rc == ERR_OK)
+        return ERR_OK;
+    if (o->images == SESSION_IMAGES_ON || (rc != ERR_UNSUPPORTED && rc != ERR_NOMEM)) {
+        if (e)
+            *e = why;
+        return rc;
+    }
+    p->max_patches = p->max_picture_rows = p->n_feature_rows = 0;
+    if (!s->spec->vision && !has_places(s->spec->graph))
+        return ERR_OK; /* it is so already */
+    findings_init(&again, &d0->mem);
+    rc = describe(s, o, false, &again, d0, e);
+    if (rc == ERR_OK && !s->spec)
+        rc = first_finding(&again, e);
+    findings_release(&again);
+    return rc;
+}
+
+/* ---- engine -------------------------------------------------------------------------------------------- */
+
+static int open_device(struct session *s, const struct session_options *o, struct plan_options *p,
+                       struct d0 *d0, struct err *e)
+{
     struct dev_options dev = {
         .name = o->device ? o->device : "cpu", .isa = o->isa, .n_threads = o->n_threads, .mem = &d0->mem};
-    int rc = fusions_parse(o->fuse, &p.fusions, e);
+    *p = (struct plan_options){.max_seqs = o->max_seqs ? o->max_seqs : DEFAULT_SEQS,
+                               .max_step_tokens = o->max_tokens ? o->max_tokens : DEFAULT_STEP_TOKENS};
+    if (p->max_step_tokens < p->max_seqs)
+        p->max_step_tokens = p->max_seqs;
+    p->max_rows = p->max_seqs;
+    s->context = choose_context(s->spec, o->context);
+    p->request_tokens = s->context;
+    if (s->spec->state_bytes && graph_pages_shareable(s->spec->graph))
+        p->snapshots = o->n_snapshots == UINT32_MAX ? p->max_seqs : o->n_snapshots;
+    int rc = fusions_parse(o->fuse, &p->fusions, e);
     if (rc == ERR_OK)
         rc = dev_open(&s->dev, &dev, e);
     if (rc != ERR_OK)
         return rc;
     s->dev_open = true;
-    p.device_need = dev_scratch_plan;
-    p.device = &s->dev;
-    rc = memory_budget(o, &p.memory_bytes, e);
-    if (rc == ERR_OK)
-        rc = fit_memory(s, o, &p, e);
-    if (rc != ERR_OK)
-        return rc;
+    p->device_need = dev_scratch_plan;
+    p->device = &s->dev;
+    return memory_budget(o, &p->memory_bytes, e);
+}
+
+static int open_engine(struct session *s, const struct session_options *o, struct plan_options *p,
+                       struct d0 *d0, struct err *e)
+{
     struct load_options load = {.spec = s->spec, .progress = o->progress};
-    rc = weights_load(&s->weights, s->spec->graph, s->ckpt, &s->dev, &load, e);
+    const struct spec_tower *t = &s->spec->tower;
+    int rc = fit_memory(s, o, p, e);
+    if (rc == ERR_OK)
+        rc = weights_load(&s->weights, s->spec->graph, s->ckpt, &s->dev, &load, e);
+    load.progress = NULL; /* it counts one graph */
+    if (rc == ERR_OK && p->max_patches)
+        rc = weights_load(&s->tower_weights, s->spec->vision, s->ckpt, &s->dev, &load, e);
     if (rc != ERR_OK)
         return rc;
+    const struct engine_tower tower = {.graph = s->spec->vision,
+                                       .weights = s->tower_weights,
+                                       .features = t->features,
+                                       .n_features = t->n_features};
     uint32_t page = s->spec->page_tokens;
-    struct engine_options eo = {.fusions = p.fusions, .mem = &d0->mem};
-    eo.limits = (struct engine_limits){.max_tokens = p.max_step_tokens,
-                                       .max_seqs = p.max_seqs,
-                                       .max_rows = p.max_rows,
+    struct engine_options eo = {
+        .fusions = p->fusions, .tower = p->max_patches ? &tower : NULL, .mem = &d0->mem};
+    eo.limits = (struct engine_limits){.max_tokens = p->max_step_tokens,
+                                       .max_seqs = p->max_seqs,
+                                       .max_rows = p->max_rows,
                                        .max_pages_per_seq = (s->context + page - 1) / page,
                                        .n_pages = (uint32_t)s->memory.kv_pages,
                                        .page_tokens = page,
-                                       .n_snapshots = p.snapshots,
-                                       .vocab = (uint32_t)s->spec->vocab_size};
+                                       .n_snapshots = p->snapshots,
+                                       .vocab = (uint32_t)s->spec->vocab_size,
+                                       .n_feature_rows = p->n_feature_rows,
+                                       .max_patches = p->max_patches,
+                                       .max_picture_rows = p->max_picture_rows};
     return engine_open(&s->engine, &s->dev, s->spec->graph, s->weights, &eo, e);
 }
 
@@ -152,14 +289,22 @@ int session_open(struct session *s, const struct session_options *o, struct find
                  struct err *e)
 {
     memset(s, 0, sizeof *s);
+    struct plan_options p;
     int rc = open_model(s, o, f, d0, e);
-    return rc == ERR_OK ? open_engine(s, o, d0, e) : rc;
+    if (rc == ERR_OK)
+        rc = open_device(s, o, &p, d0, e);
+    if (rc == ERR_OK)
+        rc = settle_pictures(s, o, &p, d0, e);
+    if (rc == ERR_OK)
+        rc = open_front(s, f, d0, e);
+    return rc == ERR_OK ? open_engine(s, o, &p, d0, e) : rc;
 }
 
 void session_close(struct session *s)
 {
     engine_close(s->engine);
     weights_free(s->weights);
+    weights_free(s->tower_weights);
     if (s->dev_open)
         dev_close(&s->dev);
     prompt_close(s->front);
@@ -230,16 +375,28 @@ static void flush_text(struct generation *g)
     strbuf_release(&g->text);
 }
 
+/* Pictures that are due, one after the other; a failure ends the request and is told by its event. */
+static void encode_pictures(struct session *s, struct sched *sched, struct generation *g)
+{
+    struct sched_job job;
+    while (sched_picture(sched, &job)) {
+        struct err e = {0};
+        int rc = engine_picture(s->engine, job.message, job.bytes, job.first_row, &e);
+        sched_picture_done(sched, rc, e.message, on_event, g);
+    }
+}
+
 static int run_steps(struct session *s, struct sched *sched, struct generation *g, struct err *e)
 {
     const struct engine_limits *l = engine_limits(s->engine);
-    size_t plan_cap = sizeof(struct step_plan) + l->max_seqs * sizeof(struct step_seq) +
-                      (size_t)l->max_tokens * 4 + (size_t)l->max_seqs * l->max_pages_per_seq * 4 + 64;
-    size_t result_cap = engine_result_bytes(l, false);
+    size_t plan_cap = step_plan_bytes(l), result_cap = engine_result_bytes(l, false);
     void *plan_buf = malloc(plan_cap), *result = malloc(result_cap);
     int rc = plan_buf && result ? ERR_OK : err_set(e, ERR_NOMEM, "no memory for step messages");
     while (rc == ERR_OK && g->finish == SCHED_RUNNING) {
         struct step_plan *plan = NULL;
+        encode_pictures(s, sched, g);
+        if (g->finish != SCHED_RUNNING)
+            break;
         rc = sched_plan(sched, plan_buf, plan_cap, &plan, e);
         if (rc == ERR_OK && !plan)
             rc = err_set(e, ERR_DEVICE, "the scheduler has no step for a waiting request");
@@ -284,6 +441,14 @@ int session_generate(struct session *s, const int32_t *prompt, size_t n_prompt,
                                     .n_stop = s->front->n_stop,
                                     .ignore_stop = o->ignore_stop,
                                     .sampling = o->sampling};
+    if (o->pictures) {
+        request.images = o->pictures->images;
+        request.n_images = o->pictures->n_images;
+        request.feature_of = o->pictures->feature_of;
+        request.places = o->pictures->places;
+        request.spans = o->pictures->spans;
+        request.place_delta = o->pictures->place_delta;
+    }
     if (!request.sampling.vocab_limit)
         request.sampling.vocab_limit = s->front->vocab_limit;
     uint64_t begin = clock_ns();

@@ -178,7 +178,7 @@ void step_result_finish(struct step_result *r, uint32_t n_tops);
 /* ---- one picture ---- */
 #define PICTURE_PLAN_MAGIC 0x31563044u /* "D0V1" */
 #define PICTURE_MAX_BYTES  (512u << 20)
-#define PICTURE_MAX_INPUTS 8
+#define PICTURE_MAX_INPUTS 12
 
 /* What one input of a tower holds, read off its graph. */
 struct picture_input {

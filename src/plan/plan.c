@@ -13,8 +13,9 @@
  *     more
  *   device: what the device says its kernels set aside for that step (source: the device); an upper bound on
  *     more than one rank
- *   staging: the loader's buffer (its default)
- *   fixed: step inputs and the host copy of the logits, plus 32 MiB for the program and its headers (assumed)
+ *   pictures: weights of the tower, inputs and scratch of its largest run, what the device wants beside it,
+ * and rows x width x outputs x 4 of the store of features staging: the loader's buffer (its default) fixed:
+ * step inputs and the host copy of the logits, plus 32 MiB for the program and its headers (assumed)
  */
 #include "plan/plan_internal.h"
 #include "tensor/tensor.h"
@@ -205,6 +206,7 @@ static void add_up(struct plan_memory *m, const struct plan_options *o)
 {
     m->total = sat_add(sat_add(m->weights, m->kv), sat_add(m->scratch, m->device));
     m->total = sat_add(m->total, sat_add(m->staging, m->fixed));
+    m->total = sat_add(m->total, m->pictures);
     m->fits = m->total != PLAN_SATURATED && m->total <= o->memory_bytes;
 }
 
@@ -261,18 +263,60 @@ static struct plan_memory layout_memory(const struct spec *s, const struct share
     return m;
 }
 
+static uint64_t store_bytes(const struct spec *s, const struct plan_options *o)
+{
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < s->tower.n_features; i++) {
+        const struct d0_value *v = &s->vision->values[s->tower.features[i]];
+        bytes = sat_add(bytes, sat_mul((uint64_t)o->n_feature_rows * 4, (uint64_t)v->dims[1]));
+    }
+    return bytes;
+}
+
+/* Everything that taking pictures adds on one rank. */
+static int plan_pictures(const struct spec *s, const struct plan_options *o, uint64_t *out, struct err *e)
+{
+    const int64_t dims[D0_N_DIMS] = {o->max_patches, 1, o->max_picture_rows, 1};
+    struct step step = {0};
+    struct graph *g = NULL;
+    *out = 0;
+    if (!s->vision || !o->max_patches || !o->max_picture_rows)
+        return ERR_OK;
+    int rc = graph_copy(s->vision, &g, e);
+    for (uint32_t i = 0; !rc && i < s->tower.n_features; i++)
+        g->info[s->tower.features[i]].keep = true;
+    if (!rc)
+        rc = plan_graph(o, g, dims, &step, e);
+    uint64_t bytes = sat_add(sat_add(step.scratch, step.device), store_bytes(s, o)), one;
+    for (uint32_t i = 0; !rc && i < g->n_values; i++) {
+        if (g->values[i].kind == D0_VALUE_WEIGHT)
+            bytes = sat_add(bytes, weight_share(&g->values[i], &g->info[i], 1));
+        else if (g->values[i].kind == D0_VALUE_INPUT)
+            bytes = sat_add(bytes, tensor_value_bytes(&g->values[i], dims, &one) ? one : PLAN_SATURATED);
+    }
+    graph_free(g);
+    *out = bytes;
+    return rc ? err_ctx(e, "planning the tower") : ERR_OK;
+}
+
 int plan_single(const struct spec *s, const struct plan_options *o, struct plan_memory *out, struct err *e)
 {
     const struct plan_layout one = {.pp = 1, .dp = 1, .tp = 1, .ep = 1};
     struct step step;
     struct shares x;
+    uint64_t pictures = 0;
     int rc = plan_step(s, o, &step, e);
+    if (!rc)
+        rc = plan_pictures(s, o, &pictures, e);
     if (rc)
         return rc;
     if (!shares_alloc(&x, s) || !shares_fill(&x, s, 1))
         rc = err_set(e, ERR_NOMEM, "no memory to plan");
-    else
+    else {
         *out = layout_memory(s, &x, &step, o, &one);
+        out->pictures = pictures;
+        add_up(out, o);
+    }
     shares_free(&x);
     return rc;
 }

@@ -19,6 +19,9 @@ struct plan_options {
     uint64_t context_tokens; /* KV capacity wanted, tokens over all sequences; 0: max_positions */
     uint32_t fusions; /* mask of enum fusion that may be on: room for the graph with them and without */
     uint64_t request_tokens; /* the longest request; 0: what the capacity and the model allow */
+    /* Pictures, where the description has the graph of a tower; 0: none are taken. The largest picture, and
+     * the rows of features that are kept. */
+    uint32_t max_patches, max_picture_rows, n_feature_rows;
     /* What the device sets aside for the part of the largest step beyond its scratch, in bytes
      * (dev_scratch_plan, with the device as context). NULL: not known, and not counted. */
     int (*device_need)(void *context, const struct d0_part *part, uint64_t *bytes, struct err *e);
@@ -28,12 +31,14 @@ struct plan_options {
 struct plan_memory {               /* bytes on one rank */
     uint64_t weights, kv, scratch; /* scratch: activations of the largest step */
     uint64_t device;               /* scratch of the device's kernels; 0 where it was not asked */
+    uint64_t pictures; /* tower: weights, inputs, scratch of graph and device; store of features. 0: none */
     uint64_t staging, fixed, total;
     uint64_t kv_pages; /* pages that `kv` holds */
     bool fits;
 };
 
-/* One rank holding the whole model. Fills kv_pages for the wanted context. */
+/* One rank holding the whole model. Fills kv_pages for the wanted context. Pictures count here only: layouts
+ * of several ranks leave them out. */
 int plan_single(const struct spec *s, const struct plan_options *o, struct plan_memory *out, struct err *e);
 
 #define PLAN_MAX_TP 64u
