@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Records what transformers makes of one conversation with pictures, in float32 on the CPU: every step that stage 4 of `day0 adapt` is held to.
 
-usage: reference_conversation.py MODEL_DIR MESSAGES.json PICTURE... -o FILE [--answer N]
+usage: reference_conversation.py MODEL_DIR MESSAGES.json PICTURE... -o FILE [--answer N] [--pillow]
 
 MESSAGES.json: [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "..."}]}], the n-th image part being the n-th PICTURE.
 Written (docs/references.md, Pictures): token_ids with placeholders and N greedy tokens behind them, logits, places, features beside placeholders,
@@ -66,6 +66,7 @@ def main():
     ap.add_argument("pictures", nargs="+")
     ap.add_argument("-o", required=True)
     ap.add_argument("--answer", type=int, default=8)
+    ap.add_argument("--pillow", action="store_true", help="the processor that needs no torchvision")
     a = ap.parse_args()
     torch.set_num_threads(1)
     torch.set_grad_enabled(False)
@@ -76,6 +77,8 @@ def main():
         config = json.load(f)
     name = config.pop("image_processor_type")
     config.pop("processor_class", None)
+    if a.pillow:
+        name = name.replace("Fast", "") + "Pil"
     processor = (getattr(transformers, name, None) or getattr(transformers, name.replace("Fast", "")))(**config)
     made = processor(images=pictures(a.pictures), return_tensors="pt")
     values, grids = made["pixel_values"].float(), made["image_grid_thw"]

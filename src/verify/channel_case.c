@@ -265,6 +265,8 @@ static int make_pixels(const struct making *k)
         return err_set(k->e, ERR_UNSUPPORTED, "the image processor of this directory is not known");
     struct image_processor p = *intact;
     int rc = other_processor(k, &p);
+    if (k->m->backend)
+        p.backend = *k->m->backend;
     c->pixels = arena_alloc_n(k->arena, c->pictures.n, sizeof *c->pixels);
     if (rc == 0 && !c->pixels)
         rc = err_set(k->e, ERR_NOMEM, "out of memory for pictures");

@@ -21,7 +21,8 @@ struct holding {
     struct arena *arena;
     struct channel_held *steps;
     struct channel_case c;
-    struct channel_model here; /* *m with the files of the reference */
+    struct channel_model here; /* *m with the files of the reference, and its rounding */
+    enum image_backend backend;
     struct findings *f;
     bool told;                 /* the first difference is a finding already */
     size_t n_prompt;
@@ -227,11 +228,10 @@ static int name_pixels(struct holding *h, double distance, struct err *e)
     return ERR_OK;
 }
 
-static int hold_pixels(struct holding *h, struct err *e)
+static int hold_pixels(struct holding *h, const struct json *messages, struct err *e)
 {
     char text[240];
     double d;
-    enum image_backend backend = IMAGE_TORCHVISION;
     uint64_t ours = 0;
     if (!h->r->pixels || h->c.pictures.n == 0)
         return ERR_OK;
@@ -243,13 +243,19 @@ static int hold_pixels(struct holding *h, struct err *e)
         differs(h, CHANNEL_AT_PIXELS, FINDING_I005, (double)ours, NAN, text);
         return ERR_OK;
     }
-    int rc = pixel_distance(h, 0, &d, &backend, e);
+    int rc = pixel_distance(h, 0, &d, &h->backend, e);
     if (rc)
         return rc;
     if (d > LIMIT_PIXELS)
         return name_pixels(h, d, e);
+    if (h->backend != prompt_processor(h->m->front)->backend) { /* what follows is held with its rounding */
+        h->here.backend = &h->backend;
+        rc = channel_make(h->m, messages, 0, h->arena, &h->c, e);
+        if (rc)
+            return rc;
+    }
     snprintf(text, sizeof text, "%llu numbers, rounded as %s does", (unsigned long long)ours,
-             backend == IMAGE_PILLOW ? "Pillow" : "torchvision");
+             h->backend == IMAGE_PILLOW ? "Pillow" : "torchvision");
     held(h, CHANNEL_AT_PIXELS, true, d, LIMIT_PIXELS, text);
     return ERR_OK;
 }
@@ -507,7 +513,7 @@ static int hold_made(struct holding *h, const struct json *messages, int rc, con
         return rc;
     }
     rc = hold_ids(h, messages, e);
-    return rc ? rc : hold_pixels(h, e);
+    return rc ? rc : hold_pixels(h, messages, e);
 }
 
 int channel_reference(const struct channel_model *m, const struct reference *r, struct arena *arena,

@@ -242,6 +242,7 @@ struct channel_model {
     struct d0 *d0; /* may be NULL */
     prompt_fetch fetch; /* for parts that are no data: URL; NULL: none */
     void *fetch_ctx;
+    const enum image_backend *backend; /* how resizing rounds; NULL: as the directory's processor does */
 };
 
 struct channel_case {

@@ -62,6 +62,7 @@ def byte_letters():
 def tokenizer():
     letters = byte_letters()
     vocab = {letters[b]: b for b in range(256)}
+    vocab.update({s: 256 + i for i, s in enumerate(SPECIAL)})
     vocab.update({letters[32] + w: 256 + len(SPECIAL) + i for i, w in enumerate(WORDS)})
     return {
         "version": "1.0", "truncation": None, "padding": None,
