@@ -1,15 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Owns: stage 4, channels: the order of text and pictures, what the examiner computes with, the text row, and the
- * summary. A fault of text and a fault of pictures are told apart: text is asked alone first. Refuses: judging
- * pictures by what text does wrong already.
+ * Owns: stage 4, channels: the order of text and pictures, what the examiner computes with, the text row, and
+ * the summary. A fault of text and a fault of pictures are told apart: text is asked alone first. Refuses:
+ * judging pictures by what text does wrong already.
  */
 #include "adapt/stage4.h"
 
 #include <stdio.h>
 #include <string.h>
 
-#define MOST_PARAMETERS UINT64_C(250000000) /* of a token: the examiner computes each conversation many times */
+#define MOST_PARAMETERS                                                                                      \
+    UINT64_C(250000000) /* of a token: the examiner computes each conversation many times */
 
 /* ---- what the examiner computes with */
 
@@ -32,7 +33,8 @@ static int open_eyes(struct channels *c, struct err *e)
 {
     struct job *j = c->j;
     c->blind = why_blind(j);
-    c->model = (struct channel_model){.dev = &j->dev, .ckpt = j->ckpt, .spec = j->spec, .front = j->front, .d0 = j->d0};
+    c->model = (struct channel_model){
+        .dev = &j->dev, .ckpt = j->ckpt, .spec = j->spec, .front = j->front, .d0 = j->d0};
     if (!j->spec || !j->spec->vision)
         return ERR_OK;
     struct spec_options so = {.arch_path = j->o->arch_path, .activations = j->o->activations, .images = true};
@@ -126,7 +128,10 @@ static void summarise(struct channels *c)
     const struct row *image = &j->out->rows[ROW_IMAGE];
     const bool failed = c->n_passed < c->n || job_errors(j, ROW_TEXT) || image->state == ROW_FAILED;
     const bool open = c->chat_why || image->state == ROW_NOT_CHECKED || image->state == ROW_SELF_CONSISTENT;
-    stage_say(j, STAGE_CHANNELS, failed ? STAGE_FAILED : open ? STAGE_PARTIAL : STAGE_PASSED,
+    stage_say(j, STAGE_CHANNELS,
+              failed ? STAGE_FAILED
+              : open ? STAGE_PARTIAL
+                     : STAGE_PASSED,
               "%zu of %zu text cases%s%s%s", c->n_passed, c->n, c->chat_why ? "; chat was not checked" : "",
               image->state == ROW_NOT_APPLICABLE ? "" : "; pictures: ",
               image->state == ROW_NOT_APPLICABLE ? "" : row_state_name(image->state));

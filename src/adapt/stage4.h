@@ -47,8 +47,8 @@ struct channels {
 /* ---- conversations */
 
 #define MADE_PICTURES 2
-/* A picture of our own as a data: URL (PNG), number 0 or 1: shapes, edges and ramps whose halves, colours and order
- * can be told apart. In the arena; NULL: no memory. */
+/* A picture of our own as a data: URL (PNG), number 0 or 1: shapes, edges and ramps whose halves, colours and
+ * order can be told apart. In the arena; NULL: no memory. */
 const char *made_picture(struct arena *arena, unsigned number);
 /* base64 of bytes with "data:TYPE;base64," before it. */
 const char *data_url(struct arena *arena, const char *type, const void *bytes, size_t n);
@@ -69,7 +69,7 @@ struct conversation {
 int conversation_make(struct conversation *c, const char *system, const char *const *parts,
                       struct arena *arena, struct err *e);
 
-#define ANSWER_MOST 12
+#define ANSWER_MOST  12
 #define ALTERNATIVES 5
 struct scored {
     int32_t id;     /* -1: no token of ours reads so */
@@ -94,15 +94,15 @@ void served_ask(struct channels *c, const struct conversation *v, bool ask_logpr
 /* ---- what the service did, against what the directory gives */
 
 struct judged {
-    bool ran;                /* compared at all */
-    bool by_logprobs;        /* else by counts alone */
+    bool ran;                  /* compared at all */
+    bool by_logprobs;          /* else by counts alone */
     enum channel_change as_if; /* CHANNEL_CHANGES: none */
     bool wrong;
-    double intact, best;     /* mean |difference| of log-probabilities; NAN: not computed */
+    double intact, best; /* mean |difference| of log-probabilities; NAN: not computed */
     char words[500];
 };
-/* Cases of one channel. base: changes that are known already. quiet: distance of the other channel, below which
- * nothing is read into a difference. Adds the finding. */
+/* Cases of one channel. base: changes that are known already. quiet: distance of the other channel, below
+ * which nothing is read into a difference. Adds the finding. */
 int served_judge(struct channels *c, const struct conversation *list, const struct served *seen, size_t n,
                  bool image, uint32_t base, struct judged *out, struct err *e);
 

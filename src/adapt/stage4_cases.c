@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Owns: conversations as stage 4 sends them, what a service gives for one (text, counts, log-probabilities by our
- * ids), and the times of segments that it tells. Refuses: believing that a service knows our ids: its tokens are
- * looked up by their bytes.
+ * Owns: conversations as stage 4 sends them, what a service gives for one (text, counts, log-probabilities by
+ * our ids), and the times of segments that it tells. Refuses: believing that a service knows our ids: its
+ * tokens are looked up by their bytes.
  */
 #include "adapt/stage4.h"
 

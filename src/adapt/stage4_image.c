@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Owns: the image channel of stage 4: the directory against a recorded conversation with pictures, what can be said
- * without one (self-consistent), the service against the directory, known answers, and the row. Refuses: "passed"
- * where nothing from elsewhere was held against it.
+ * Owns: the image channel of stage 4: the directory against a recorded conversation with pictures, what can
+ * be said without one (self-consistent), the service against the directory, known answers, and the row.
+ * Refuses: "passed" where nothing from elsewhere was held against it.
  */
 #include "adapt/stage4.h"
 
@@ -12,8 +12,8 @@
 
 #include "base/file.h"
 
-#define AT_LEAST      0.75 /* of known answers, where their file does not say */
-#define MAX_QUESTIONS 64
+#define AT_LEAST            0.75 /* of known answers, where their file does not say */
+#define MAX_QUESTIONS       64
 #define QUESTIONS_MAX_BYTES (4u << 20)
 
 bool model_takes_pictures(const struct ckpt *c)
@@ -170,7 +170,8 @@ static int check_moves(struct image_channel *x, const struct conversation *two, 
     return ERR_OK;
 }
 
-/* Features of two pictures, and logits behind them: finite, different, of the shape that the grids ask for. */
+/* Features of two pictures, and logits behind them: finite, different, of the shape that the grids ask for.
+ */
 static int check_two(struct image_channel *x, const struct conversation *two, struct err *e)
 {
     struct channels *c = x->c;
@@ -197,13 +198,16 @@ static int check_two(struct image_channel *x, const struct conversation *two, st
         for (size_t i = 0; i < k.n; i++)
             placeholders += k.layout.feature_of[i] >= 0;
         const struct image_plan *p = &k.pictures.list[0].plan;
-        snprintf(words, sizeof(words), "%zu tokens take rows, %zu rows; a picture of %u x %u pixels has %u x %u patches",
+        snprintf(words, sizeof(words),
+                 "%zu tokens take rows, %zu rows; a picture of %u x %u pixels has %u x %u patches",
                  placeholders, k.n_rows, p->width, p->height, p->grid_w, p->grid_h);
         self_check(x, "placeholders = grid", placeholders == k.n_rows, FINDING_I005, words);
-        snprintf(words, sizeof(words), "%u x [%zu, %zu] on %s", n_features, k.n_rows, hidden, c->j->o->device ? c->j->o->device : "cpu");
+        snprintf(words, sizeof(words), "%u x [%zu, %zu] on %s", n_features, k.n_rows, hidden,
+                 c->j->o->device ? c->j->o->device : "cpu");
         self_check(x, "features are finite", finite_rows(&k, n_features, hidden), FINDING_I008, words);
         const size_t first = k.pixels[0].n_rows, least = first < k.n_rows - first ? first : k.n_rows - first;
-        const bool same = memcmp(k.features[0], k.features[0] + first * hidden, least * hidden * sizeof(float)) == 0;
+        const bool same =
+            memcmp(k.features[0], k.features[0] + first * hidden, least * hidden * sizeof(float)) == 0;
         self_check(x, "features of two pictures differ", !same, FINDING_I008,
                    same ? "two different pictures give the same rows" : "they do");
         bool finite = true;
@@ -301,8 +305,10 @@ static int run_cases(struct image_channel *x, const struct conversation list[CAS
 static int add_picture(struct conversation *v, const char *file, const char *questions, const char **part,
                        struct arena *arena, struct err *e)
 {
-    static const char *const types[] = {
-        [IMAGE_JPEG] = "image/jpeg", [IMAGE_PNG] = "image/png", [IMAGE_WEBP] = "image/webp", [IMAGE_GIF] = "image/gif"};
+    static const char *const types[] = {[IMAGE_JPEG] = "image/jpeg",
+                                        [IMAGE_PNG] = "image/png",
+                                        [IMAGE_WEBP] = "image/webp",
+                                        [IMAGE_GIF] = "image/gif"};
     const char *slash = strrchr(questions, '/');
     const char *dir = slash ? arena_strndup(arena, questions, (size_t)(slash - questions) + 1) : "";
     struct image_info info;
@@ -319,8 +325,8 @@ static int add_picture(struct conversation *v, const char *file, const char *que
     return rc;
 }
 
-static int read_question(const struct json *q, const char *questions, struct conversation *v, struct arena *arena,
-                         struct err *e)
+static int read_question(const struct json *q, const char *questions, struct conversation *v,
+                         struct arena *arena, struct err *e)
 {
     const char *parts[8] = {0};
     const struct json *many = json_get(q, "pictures");
@@ -366,7 +372,8 @@ static bool right_answer(const char *got, const char *expected)
     return strcmp(a, b) == 0;
 }
 
-static void ask_question(struct image_channel *x, const struct conversation *v, char *wrong_count, size_t bytes)
+static void ask_question(struct image_channel *x, const struct conversation *v, char *wrong_count,
+                         size_t bytes)
 {
     struct served s;
     served_ask(x->c, v, false, x->c->j->arena, &s);
@@ -380,12 +387,16 @@ static void ask_question(struct image_channel *x, const struct conversation *v, 
     if (v->prompt_tokens >= 0 && s.has_usage) {
         const bool equal = s.prompt_tokens == (uint64_t)v->prompt_tokens;
         if (!equal && x->counted == x->counted_right)
-            snprintf(wrong_count, bytes, "\"%.80s\" with %u pictures: %llu prompt tokens, stated are %lld", v->text,
-                     v->n_urls, (unsigned long long)s.prompt_tokens, (long long)v->prompt_tokens);
+            snprintf(wrong_count, bytes, "\"%.80s\" with %u pictures: %llu prompt tokens, stated are %lld",
+                     v->text, v->n_urls, (unsigned long long)s.prompt_tokens, (long long)v->prompt_tokens);
         x->counted++;
         x->counted_right += equal;
     }
-    write_conversation(x->c, v, &s, !s.answered ? "not answered" : !v->expected ? "answered" : right ? "right" : "wrong");
+    write_conversation(x->c, v, &s,
+                       !s.answered    ? "not answered"
+                       : !v->expected ? "answered"
+                       : right        ? "right"
+                                      : "wrong");
 }
 
 static int run_questions(struct image_channel *x, struct err *e)
@@ -418,11 +429,11 @@ static int run_questions(struct image_channel *x, struct err *e)
     if (rc)
         return rc;
     if (x->counted_right < x->counted)
-        finding_add(j->f, FINDING_I005, "stated prompt tokens", "%zu of %zu differ; %s", x->counted - x->counted_right,
-                    x->counted, wrong_count);
+        finding_add(j->f, FINDING_I005, "stated prompt tokens", "%zu of %zu differ; %s",
+                    x->counted - x->counted_right, x->counted, wrong_count);
     if (x->known && (double)x->right < x->at_least * (double)x->known)
-        finding_add(j->f, FINDING_I010, "known answers", "%zu of %zu right, at least %.0f %% are asked for", x->right,
-                    x->known, 100 * x->at_least);
+        finding_add(j->f, FINDING_I010, "known answers", "%zu of %zu right, at least %.0f %% are asked for",
+                    x->right, x->known, 100 * x->at_least);
     return ERR_OK;
 }
 
@@ -434,8 +445,8 @@ static void image_row(struct image_channel *x)
     char what[420];
     int n = snprintf(what, sizeof(what), "%zu of %zu checks of itself", x->self_passed, x->self_n);
     if (x->served.ran)
-        n += snprintf(what + n, sizeof(what) - (size_t)n, "; %zu of %zu conversations answered; %.200s", x->answered,
-                      x->cases, x->served.words);
+        n += snprintf(what + n, sizeof(what) - (size_t)n, "; %zu of %zu conversations answered; %.200s",
+                      x->answered, x->cases, x->served.words);
     if (x->known)
         snprintf(what + n, sizeof(what) - (size_t)n, "; %zu of %zu known answers", x->right, x->known);
     if (job_errors(j, ROW_IMAGE))
@@ -503,8 +514,9 @@ int image_channel_run(struct channels *c, uint32_t base, struct err *e)
     if (rc)
         return rc;
     if (x.first_unanswered[0])
-        finding_add(j->f, FINDING_S003, "conversations with pictures", "%zu of %zu got no answer; the first is %s",
-                    x.cases - x.answered, x.cases, x.first_unanswered);
+        finding_add(j->f, FINDING_S003, "conversations with pictures",
+                    "%zu of %zu got no answer; the first is %s", x.cases - x.answered, x.cases,
+                    x.first_unanswered);
     image_row(&x);
     return ERR_OK;
 }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Owns: the pictures that stage 4 makes itself, as PNG files in data: URLs. They have edges, ramps and three unequal
- * colours, no symmetry, and sides that no processor leaves alone, so that another filter, order of colours or
- * orientation shows. Refuses: compressing: they are small.
+ * Owns: the pictures that stage 4 makes itself, as PNG files in data: URLs. They have edges, ramps and three
+ * unequal colours, no symmetry, and sides that no processor leaves alone, so that another filter, order of
+ * colours or orientation shows. Refuses: compressing: they are small.
  */
 #include "adapt/stage4.h"
 

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Owns: what a service did to a conversation, by what it gave: its count of tokens and its log-probabilities are
- * held against what this directory gives, computed here, and, where they differ, against what the directory would
- * give with one known mistake after the other. The mistake whose numbers fit is named. Refuses: naming one that is
- * not clearly nearer than the directory as it is, and reading anything into differences that rounding explains.
+ * Owns: what a service did to a conversation, by what it gave: its count of tokens and its log-probabilities
+ * are held against what this directory gives, computed here, and, where they differ, against what the
+ * directory would give with one known mistake after the other. The mistake whose numbers fit is named.
+ * Refuses: naming one that is not clearly nearer than the directory as it is, and reading anything into
+ * differences that rounding explains.
  */
 #include "adapt/stage4.h"
 
@@ -11,15 +12,15 @@
 #include <stdio.h>
 #include <string.h>
 
-#define QUIET   1e-4 /* nats, mean |difference|: an exact service, printed and parsed */
-#define NOISY   0.05 /* what services in 16 bits are allowed (docs/numerics.md) */
-#define NEARER  4    /* a mistake is named where its distance is so many times smaller */
+#define QUIET         1e-4 /* nats, mean |difference|: an exact service, printed and parsed */
+#define NOISY         0.05 /* what services in 16 bits are allowed (docs/numerics.md) */
+#define NEARER        4    /* a mistake is named where its distance is so many times smaller */
 #define LEAST_LOGPROB (-20)
 
 struct fit {
-    bool applies;      /* it changes at least one of the conversations */
-    bool counts;       /* of tokens are the service's */
-    double sum;        /* of |differences| of log-probabilities */
+    bool applies; /* it changes at least one of the conversations */
+    bool counts;  /* of tokens are the service's */
+    double sum;   /* of |differences| of log-probabilities */
     size_t n;
 };
 
@@ -54,8 +55,9 @@ static int add_distance(struct channels *c, struct channel_case *made, const str
 }
 
 /* All conversations under one change; one that it does not touch stays as it is. */
-static int fit_change(struct channels *c, const struct conversation *list, const struct served *seen, size_t n,
-                      uint32_t base, uint32_t change, bool by_logprobs, struct fit *f, struct err *e)
+static int fit_change(struct channels *c, const struct conversation *list, const struct served *seen,
+                      size_t n, uint32_t base, uint32_t change, bool by_logprobs, struct fit *f,
+                      struct err *e)
 {
     *f = (struct fit){.applies = change == 0, .counts = true};
     for (size_t i = 0; i < n; i++) {
@@ -98,8 +100,9 @@ static bool suspicious(const struct fit *f)
 }
 
 /* The known mistake that fits best and clearly better than none; CHANNEL_CHANGES: none does. */
-static int best_change(struct channels *c, const struct conversation *list, const struct served *seen, size_t n,
-                       bool image, uint32_t base, const struct fit *intact, struct judged *out, struct err *e)
+static int best_change(struct channels *c, const struct conversation *list, const struct served *seen,
+                       size_t n, bool image, uint32_t base, const struct fit *intact, struct judged *out,
+                       struct err *e)
 {
     double best = intact->n && intact->counts ? mean(intact) / NEARER : INFINITY;
     for (unsigned i = 0; i < CHANNEL_CHANGES; i++) {
@@ -120,7 +123,7 @@ static int best_change(struct channels *c, const struct conversation *list, cons
 }
 
 static void count_words(const struct conversation *list, const struct served *seen, size_t n, char *out,
-                        size_t bytes, struct channels *c)
+                        size_t bytes, struct channels *c, uint32_t base)
 {
     size_t at = 0;
     out[0] = '\0';
@@ -130,7 +133,7 @@ static void count_words(const struct conversation *list, const struct served *se
         struct err e = {0};
         arena_init(&scratch, NULL, MEM_REPORT);
         if (seen[i].answered && seen[i].has_usage &&
-            channel_make(&c->model, list[i].messages, 0, &scratch, &made, &e) == ERR_OK &&
+            channel_make(&c->model, list[i].messages, base, &scratch, &made, &e) == ERR_OK &&
             made.n != seen[i].prompt_tokens && at < bytes)
             at += (size_t)snprintf(out + at, bytes - at, "%s%s: %llu prompt tokens, %zu here", at ? "; " : "",
                                    list[i].name, (unsigned long long)seen[i].prompt_tokens, made.n);
@@ -149,15 +152,16 @@ static void say(struct judged *out, const struct fit *intact, const char *counts
         char then[96] = "";
         if (isfinite(out->best))
             snprintf(then, sizeof(then), ", and by %.3g under this change", out->best);
-        snprintf(out->words, sizeof(out->words),
-                 "%s channel, %s: the service behaves as if %s; %s%s%s%.200s", image ? "image" : "text",
-                 channel_step_name(info->step), info->as_if, figures, then, *counts ? "; " : "", counts);
+        snprintf(out->words, sizeof(out->words), "%s channel, %s: the service behaves as if %s; %s%s%s%.200s",
+                 image ? "image" : "text", channel_step_name(info->step), info->as_if, figures, then,
+                 *counts ? "; " : "", counts);
         return;
     }
     snprintf(out->words, sizeof(out->words), "%s channel: %s%s%.300s%s", image ? "image" : "text", figures,
              *counts && *figures ? "; " : "", counts,
-             out->wrong ? "; no known mistake explains it" : *figures ? "; the service gives what this directory does"
-                                                                       : "the counts are the directory's");
+             out->wrong ? "; no known mistake explains it"
+             : *figures ? "; the service gives what this directory does"
+                        : "the counts are the directory's");
 }
 
 static enum finding_id finding_of(const struct judged *out, const struct fit *intact, bool image)
@@ -193,7 +197,7 @@ int served_judge(struct channels *c, const struct conversation *list, const stru
     out->wrong = out->as_if != CHANNEL_CHANGES || !intact.counts || (intact.n && out->intact > NOISY);
     if (rc)
         return rc;
-    count_words(list, seen, n, counts, sizeof(counts), c);
+    count_words(list, seen, n, counts, sizeof(counts), c, base);
     say(out, &intact, counts, image);
     const enum finding_id id = finding_of(out, &intact, image);
     if (out->wrong && !(id == FINDING_T006 && job_finding(c->j, id)))

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Owns: the text channel by itself: text through the service, counted against the tokenizer, repeated, and judged
- * for noise. Refuses: reading the service from the inside. Every case is an HTTP request that any
+ * Owns: the text channel by itself: text through the service, counted against the tokenizer, repeated, and
+ * judged for noise. Refuses: reading the service from the inside. Every case is an HTTP request that any
  * OpenAI-compatible server answers.
  */
 #include "adapt/stage4.h"
@@ -127,11 +127,8 @@ static void run_case(struct channels *c, struct text_case *t)
 {
     struct answer a;
     uint32_t max_tokens = room_for(c->j, t->ids.n);
-    struct ask ask = {.chat = t->chat,
-                      .stream = true,
-                      .text = t->text,
-                      .max_tokens = max_tokens,
-                      .timings = c->day0};
+    struct ask ask = {
+        .chat = t->chat, .stream = true, .text = t->text, .max_tokens = max_tokens, .timings = c->day0};
     probe_ask(c->j, &ask, &a);
     segments_add(&c->segments, a.timings);
     const char *why = a.why[0] ? a.why : NULL;

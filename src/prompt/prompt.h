@@ -179,8 +179,8 @@ int prompt_picture_make(const struct prompt_front *p, const struct prompt_pictur
                         const struct image_limits *limits, struct arena *arena, struct prompt_pixels *out,
                         struct err *e);
 
-/* The message that an engine's tower of this shape takes, malloc'ed: free(*out). ERR_MISMATCH: an input of the
- * tower is not there, or of another size. ERR_LIMIT, ERR_NOMEM. */
+/* The message that an engine's tower of this shape takes, malloc'ed: free(*out). ERR_MISMATCH: an input of
+ * the tower is not there, or of another size. ERR_LIMIT, ERR_NOMEM. */
 struct picture_shape;
 struct picture_plan;
 int prompt_picture_message(const struct prompt_pixels *pixels, const struct picture_shape *shape,
@@ -188,8 +188,8 @@ int prompt_picture_message(const struct prompt_pixels *pixels, const struct pict
 
 /* The image processor of the directory, as long as the front lives; NULL: none, or refused. */
 const struct image_processor *prompt_processor(const struct prompt_front *p);
-/* The same by another processor that plans the same sizes, and with red and blue exchanged: what somebody makes who
- * has them wrong. */
+/* The same by another processor that plans the same sizes, and with red and blue exchanged: what somebody
+ * makes who has them wrong. */
 int prompt_picture_make_by(const struct prompt_front *p, const struct prompt_picture *picture,
                            const struct image_processor *by, bool bgr, const struct image_limits *limits,
                            struct arena *arena, struct prompt_pixels *out, struct err *e);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Owns: a conversation as a model is given it: text, ids, placeholders, places, pixels; and each of these done
- * otherwise on purpose. Refuses: changing what is not there: a change that has nothing to change is ERR_MISSING,
- * so that nobody takes the intact case for a changed one.
+ * Owns: a conversation as a model is given it: text, ids, placeholders, places, pixels; and each of these
+ * done otherwise on purpose. Refuses: changing what is not there: a change that has nothing to change is
+ * ERR_MISSING, so that nobody takes the intact case for a changed one.
  */
 #include <string.h>
 
@@ -240,8 +240,8 @@ int channel_pixel_values(const struct channel_model *m, const struct channel_cas
         struct image image;
         float *values = NULL;
         rc = image_decode(picture->bytes, picture->n, NULL, p.alpha, arena, &image, e);
-        for (size_t x = 0; rc == 0 && has(&k, CHANNEL_BGR) && x < (size_t)image.info.width * image.info.height;
-             x++) {
+        for (size_t x = 0;
+             rc == 0 && has(&k, CHANNEL_BGR) && x < (size_t)image.info.width * image.info.height; x++) {
             const uint8_t red = image.rgb[3 * x];
             image.rgb[3 * x] = image.rgb[3 * x + 2];
             image.rgb[3 * x + 2] = red;
@@ -271,8 +271,8 @@ static int make_pixels(const struct making *k)
     if (rc == 0 && !c->pixels)
         rc = err_set(k->e, ERR_NOMEM, "out of memory for pictures");
     for (uint32_t i = 0; rc == 0 && i < c->pictures.n; i++) {
-        rc = prompt_picture_make_by(k->m->front, &c->pictures.list[i], &p, has(k, CHANNEL_BGR), NULL, k->arena,
-                                    &c->pixels[i], k->e);
+        rc = prompt_picture_make_by(k->m->front, &c->pictures.list[i], &p, has(k, CHANNEL_BGR), NULL,
+                                    k->arena, &c->pixels[i], k->e);
         c->n_rows += c->pictures.list[i].n_rows;
     }
     return rc;
@@ -297,9 +297,13 @@ static int fewer(const struct making *k)
     const struct prompt_layout *l = &c->layout;
     if (c->pictures.n == 0 || l->spans)
         return nothing(k, CHANNEL_FEWER);
-    for (size_t at = c->n; at-- > 0;)
-        if (l->feature_of[at] >= 0 && (at + 1 == c->n || l->feature_of[at + 1] < 0))
-            drop_token(c, at);
+    for (size_t at = c->n; at-- > 0;) {
+        if (l->feature_of[at] < 0)
+            continue;
+        drop_token(c, at);
+        while (at > 0 && l->feature_of[at - 1] >= 0) /* to the beginning of its run */
+            at--;
+    }
     return ERR_OK;
 }
 

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Owns: a directory against a recorded conversation with pictures, step by step: text, ids, pixels, placeholders,
- * places, features, logits. The first step that differs is the finding; where a known mistake explains it, the
- * mistake is named. Refuses: calling anything equal that was not compared: a step that the file is silent about is
- * not held.
+ * Owns: a directory against a recorded conversation with pictures, step by step: text, ids, pixels,
+ * placeholders, places, features, logits. The first step that differs is the finding; where a known mistake
+ * explains it, the mistake is named. Refuses: calling anything equal that was not compared: a step that the
+ * file is silent about is not held.
  */
 #include <math.h>
 #include <stdio.h>
@@ -24,7 +24,7 @@ struct holding {
     struct channel_model here; /* *m with the files of the reference, and its rounding */
     enum image_backend backend;
     struct findings *f;
-    bool told;                 /* the first difference is a finding already */
+    bool told; /* the first difference is a finding already */
     size_t n_prompt;
 };
 
@@ -48,8 +48,8 @@ static void tell(struct holding *h, enum finding_id id, enum channel_step step, 
     h->told = true;
 }
 
-static void differs(struct holding *h, enum channel_step step, enum finding_id id, double figure, double limit,
-                    const char *text)
+static void differs(struct holding *h, enum channel_step step, enum finding_id id, double figure,
+                    double limit, const char *text)
 {
     held(h, step, false, figure, limit, text);
     tell(h, id, step, text);
@@ -123,7 +123,8 @@ static void name_text(struct holding *h, const struct json *messages, const int3
     decoded(h, a + first, na - first - last, &ours);
     decoded(h, b + first, nb - first - last, &theirs);
     /* a whole turn that is only there in the reference, at the beginning of a conversation that has one */
-    const bool system = has_system(messages) && nb > na && nb - na >= 2 && na - first - last <= 1 && first <= 8;
+    const bool system =
+        has_system(messages) && nb > na && nb - na >= 2 && na - first - last <= 1 && first <= 8;
     snprintf(text, sizeof text, "%stoken %zu on: here \"%.150s\", in the reference \"%.150s\"",
              system ? "the system turn is missing: " : "", first, strbuf_cstr(&ours), strbuf_cstr(&theirs));
     differs(h, CHANNEL_AT_RENDER, FINDING_T007, NAN, NAN, text);
@@ -217,13 +218,13 @@ static int name_pixels(struct holding *h, double distance, struct err *e)
         }
         if (d > LIMIT_PIXELS)
             continue;
-        snprintf(text, sizeof text, "they differ by up to %.3g, and are equal here if it is as if %s", distance,
-                 c->as_if);
+        snprintf(text, sizeof text, "they differ by up to %.3g, and are equal here if it is as if %s",
+                 distance, c->as_if);
         differs(h, CHANNEL_AT_PIXELS, FINDING_I004, distance, LIMIT_PIXELS, text);
         return ERR_OK;
     }
-    snprintf(text, sizeof text, "they differ by up to %.3g of normalised pixels, and no known mistake explains it",
-             distance);
+    snprintf(text, sizeof text,
+             "they differ by up to %.3g of normalised pixels, and no known mistake explains it", distance);
     differs(h, CHANNEL_AT_PIXELS, FINDING_I004, distance, LIMIT_PIXELS, text);
     return ERR_OK;
 }
@@ -238,7 +239,8 @@ static int hold_pixels(struct holding *h, const struct json *messages, struct er
     for (uint32_t i = 0; i < h->c.pictures.n; i++)
         ours += h->c.pictures.list[i].plan.n_rows * h->c.pictures.list[i].plan.row_floats;
     if (ours != h->r->n_patches * h->r->patch_width) {
-        snprintf(text, sizeof text, "%llu numbers are made of the pictures, %zu in the reference: other sizes",
+        snprintf(text, sizeof text,
+                 "%llu numbers are made of the pictures, %zu in the reference: other sizes",
                  (unsigned long long)ours, h->r->n_patches * h->r->patch_width);
         differs(h, CHANNEL_AT_PIXELS, FINDING_I005, (double)ours, NAN, text);
         return ERR_OK;
@@ -281,8 +283,8 @@ static void hold_places(struct holding *h)
             const int32_t *ours = h->c.layout.places + i / 3 * 3;
             const float *theirs = p->data + i / 3 * 3;
             snprintf(text, sizeof text,
-                     "token %zu stands at (%d, %d, %d), in the reference at (%.0f, %.0f, %.0f)", i / 3, ours[0],
-                     ours[1], ours[2], (double)theirs[0], (double)theirs[1], (double)theirs[2]);
+                     "token %zu stands at (%d, %d, %d), in the reference at (%.0f, %.0f, %.0f)", i / 3,
+                     ours[0], ours[1], ours[2], (double)theirs[0], (double)theirs[1], (double)theirs[2]);
             differs(h, CHANNEL_AT_PLACES, FINDING_I006, NAN, NAN, text);
             return;
         }
@@ -340,19 +342,18 @@ static int hold_features(struct holding *h, struct err *e)
     return ERR_OK;
 }
 
-/* Largest difference of the logits behind tokens [first, last), over the largest logit where rounding is coarse.
- * of: a case, perhaps changed. */
-static int logit_distance(struct holding *h, const struct channel_case *of, size_t first, size_t last,
-                          double *out, struct err *e)
+/* Largest difference of the logits from token `first` on; of: the case, changed. */
+static int logit_distance(struct holding *h, const struct channel_case *of, size_t first, double *out,
+                          struct err *e)
 {
     const size_t n = h->r->n_ids, v = h->r->vocab;
     struct arena scratch;
     float *logits = NULL;
-    *out = 0;
+    *out = INFINITY;
     arena_init(&scratch, NULL, MEM_REPORT);
     int rc = channel_logits(h->m, of, h->r->ids + h->n_prompt, n - h->n_prompt, 0, n, &scratch, &logits, e);
-    for (size_t i = first; rc == 0 && i < last; i++)
-        *out = fmax(*out, largest_difference(logits + i * v, h->r->logits + i * v, v));
+    if (rc == 0)
+        *out = largest_difference(logits + first * v, h->r->logits + first * v, (n - first) * v);
     arena_release(&scratch);
     return rc;
 }
@@ -377,7 +378,7 @@ static int name_logits(struct holding *h, size_t first, double distance, double 
         other.changes = CHANNEL_BIT(i);
         if (c->step != CHANNEL_AT_PLACES || i == CHANNEL_FLAT || i == CHANNEL_TURNED)
             continue;
-        int rc = logit_distance(h, &other, first, h->r->n_ids, &d, &why);
+        int rc = logit_distance(h, &other, first, &d, &why);
         if (rc == ERR_NOMEM || rc == ERR_DEVICE) {
             if (e)
                 *e = why;
@@ -392,43 +393,70 @@ static int name_logits(struct holding *h, size_t first, double distance, double 
         differs(h, CHANNEL_AT_LOGITS, FINDING_I006, distance, limit, text);
         return ERR_OK;
     }
-    snprintf(text, sizeof text,
-             "logits differ by up to %.3g (limit %.3g) from the first picture on, and not before it; pixels, "
-             "placeholders, places and features are those of the reference: what is left is how the text turns "
-             "by places (M-RoPE) and takes up the rows",
-             distance, limit);
+    snprintf(
+        text, sizeof text,
+        "logits differ by up to %.3g (limit %.3g) from the first picture on, and not before it; pixels, "
+        "placeholders, places and features are those of the reference: what is left is how the text turns "
+        "by places (M-RoPE) and takes up the rows",
+        distance, limit);
     differs(h, CHANNEL_AT_LOGITS, FINDING_I009, distance, limit, text);
     return ERR_OK;
+}
+
+/* Of the tokens that the producer chose itself: is each the largest of our logits, too? */
+static void hold_answer(struct holding *h, const float *logits)
+{
+    const size_t v = h->r->vocab;
+    size_t equal = 0;
+    char text[160];
+    if (!h->r->greedy || h->r->n_ids == h->n_prompt)
+        return;
+    for (size_t i = h->n_prompt; i < h->r->n_ids; i++) {
+        const float *row = logits + (i - 1) * v;
+        size_t best = 0;
+        for (size_t k = 1; k < v; k++)
+            best = row[k] > row[best] ? k : best;
+        equal += best == (size_t)h->r->ids[i];
+    }
+    const size_t n = h->r->n_ids - h->n_prompt;
+    snprintf(text, sizeof text, "%zu of %zu greedy tokens are the producer's", equal, n);
+    held(h, CHANNEL_AT_ANSWER, equal == n || coarse(h), (double)equal, (double)n, text);
+}
+
+static double worst_logit(const struct holding *h, const float *logits, size_t first, size_t last)
+{
+    const size_t v = h->r->vocab;
+    return largest_difference(logits + first * v, h->r->logits + first * v, (last - first) * v);
 }
 
 static int hold_logits(struct holding *h, struct err *e)
 {
     const size_t n = h->r->n_ids;
     size_t first = 0;
-    double text_d = 0, picture_d = 0;
+    float *logits;
     char text[240];
     if (!h->r->logits)
         return ERR_OK;
     while (first < h->n_prompt && h->c.layout.feature_of[first] < 0)
         first++;
-    const double limit = logit_limit(h);
-    int rc = logit_distance(h, &h->c, 0, first, &text_d, e);
-    if (rc == 0)
-        rc = logit_distance(h, &h->c, first, n, &picture_d, e);
+    int rc =
+        channel_logits(h->m, &h->c, h->r->ids + h->n_prompt, n - h->n_prompt, 0, n, h->arena, &logits, e);
     if (rc)
         return rc;
-    snprintf(text, sizeof text, "%zu positions, off by at most %.3g before the first picture and %.3g behind it",
-             n, text_d, picture_d);
-    if (text_d > limit) {
-        differs(h, CHANNEL_AT_LOGITS, FINDING_T008, text_d, limit, text);
-    } else if (picture_d > limit) {
-        if (h->told) /* it follows from what was said */
-            held(h, CHANNEL_AT_LOGITS, false, picture_d, limit, text);
-        else
-            return name_logits(h, first, picture_d, limit, e);
-    } else {
-        held(h, CHANNEL_AT_LOGITS, true, fmax(text_d, picture_d), limit, text);
-    }
+    const double limit = logit_limit(h), before = worst_logit(h, logits, 0, first),
+                 behind = worst_logit(h, logits, first, n);
+    hold_answer(h, logits);
+    snprintf(text, sizeof text,
+             "%zu positions, off by at most %.3g before the first picture and %.3g behind it", n, before,
+             behind);
+    if (before > limit)
+        differs(h, CHANNEL_AT_LOGITS, FINDING_T008, before, limit, text);
+    else if (behind <= limit)
+        held(h, CHANNEL_AT_LOGITS, true, fmax(before, behind), limit, text);
+    else if (h->told) /* it follows from what was said */
+        held(h, CHANNEL_AT_LOGITS, false, behind, limit, text);
+    else
+        return name_logits(h, first, behind, limit, e);
     return ERR_OK;
 }
 
@@ -463,7 +491,8 @@ static void write_part(struct json_writer *w, const struct json *part, size_t *p
 }
 
 /* {"type": "image"} becomes a part that names a picture of the file. */
-static int conversation(const struct reference *r, struct arena *arena, const struct json **out, struct err *e)
+static int conversation(const struct reference *r, struct arena *arena, const struct json **out,
+                        struct err *e)
 {
     const struct json *messages = NULL;
     struct strbuf text = STRBUF_INIT;
@@ -497,7 +526,8 @@ static int conversation(const struct reference *r, struct arena *arena, const st
 }
 
 /* A directory whose own parts do not agree says so before anything can be compared. */
-static int hold_made(struct holding *h, const struct json *messages, int rc, const struct err *why, struct err *e)
+static int hold_made(struct holding *h, const struct json *messages, int rc, const struct err *why,
+                     struct err *e)
 {
     if (rc == ERR_MISMATCH) {
         differs(h, CHANNEL_AT_PLACEHOLDERS, FINDING_I005, NAN, NAN, why->message);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Owns: what a conversation's pictures and tokens give: rows of features, logits. Each tower and each text runs
- * once, whole, by itself. Refuses: knowing how a service cuts it: the bits do not hang on that.
+ * Owns: what a conversation's pictures and tokens give: rows of features, logits. Each tower and each text
+ * runs once, whole, by itself. Refuses: knowing how a service cuts it: the bits do not hang on that.
  */
 #include <math.h>
 #include <string.h>
@@ -150,8 +150,7 @@ static int feed_make(const struct channel_model *m, const struct channel_case *c
         f->zeros[i] = 0;
         f->feature_of[i] = prompt ? c->layout.feature_of[i] : -1;
         for (size_t d = 0; d < 3; d++)
-            f->places[3 * i + d] =
-                prompt ? c->layout.places[3 * i + d] : (int32_t)i + c->layout.place_delta;
+            f->places[3 * i + d] = prompt ? c->layout.places[3 * i + d] : (int32_t)i + c->layout.place_delta;
         f->spans[2 * i] = prompt && c->layout.spans ? c->layout.spans[2 * i] : (int32_t)i;
         f->spans[2 * i + 1] = prompt && c->layout.spans ? c->layout.spans[2 * i + 1] : (int32_t)i + 1;
     }
@@ -177,14 +176,10 @@ int channel_logits(const struct channel_model *m, const struct channel_case *c, 
         return err_set(e, ERR_NOMEM, "out of memory for %zu rows of logits", n_rows);
     const int64_t dims[D0_N_DIMS] = {(int64_t)f.n, 1, (int64_t)n_rows, (int64_t)f.pages};
     struct oracle_input in[10 + SPEC_MAX_FEATURES] = {
-        {D0_INPUT_IDS, f.ids, 4 * f.n},
-        {D0_INPUT_POSITIONS, f.counted, 4 * f.n},
-        {D0_INPUT_SEQ_OF, f.zeros, 4 * f.n},
-        {D0_INPUT_PAGE_TABLE, f.counted, 4 * f.pages},
-        {D0_INPUT_ROWS, f.rows, 4 * n_rows},
-        {D0_INPUT_SLOTS, f.zeros, 4},
-        {D0_INPUT_PLACES, f.places, 12 * f.n},
-        {D0_INPUT_FEATURE_OF, f.feature_of, 4 * f.n},
+        {D0_INPUT_IDS, f.ids, 4 * f.n},        {D0_INPUT_POSITIONS, f.counted, 4 * f.n},
+        {D0_INPUT_SEQ_OF, f.zeros, 4 * f.n},   {D0_INPUT_PAGE_TABLE, f.counted, 4 * f.pages},
+        {D0_INPUT_ROWS, f.rows, 4 * n_rows},   {D0_INPUT_SLOTS, f.zeros, 4},
+        {D0_INPUT_PLACES, f.places, 12 * f.n}, {D0_INPUT_FEATURE_OF, f.feature_of, 4 * f.n},
         {D0_INPUT_SPANS, f.spans, 8 * f.n},
     };
     size_t n_in = 9;

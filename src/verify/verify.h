@@ -239,7 +239,7 @@ struct channel_model {
     struct ckpt *ckpt;
     const struct spec *spec;
     const struct prompt_front *front;
-    struct d0 *d0; /* may be NULL */
+    struct d0 *d0;      /* may be NULL */
     prompt_fetch fetch; /* for parts that are no data: URL; NULL: none */
     void *fetch_ctx;
     const enum image_backend *backend; /* how resizing rounds; NULL: as the directory's processor does */
@@ -251,18 +251,19 @@ struct channel_case {
     int32_t *ids; /* [n] */
     size_t n;
     struct prompt_pictures pictures;
-    struct prompt_pixels *pixels; /* [pictures.n] */
-    struct prompt_layout layout;  /* of n tokens */
-    size_t n_rows;                /* of features, all pictures together */
+    struct prompt_pixels *pixels;       /* [pictures.n] */
+    struct prompt_layout layout;        /* of n tokens */
+    size_t n_rows;                      /* of features, all pictures together */
     float *features[SPEC_MAX_FEATURES]; /* [n_rows, hidden] after channel_features */
 };
 
 /* Messages to ids, placeholders, places and pixels, with the changes of the mask. Everything in the arena.
- * ERR_MISSING: a change has nothing to change here (no system turn, one picture only, ...); errors of prompt and
- * image otherwise. */
+ * ERR_MISSING: a change has nothing to change here (no system turn, one picture only, ...); errors of prompt
+ * and image otherwise. */
 int channel_make(const struct channel_model *m, const struct json *messages, uint32_t changes,
                  struct arena *arena, struct channel_case *out, struct err *e);
-/* Runs the tower on each picture alone. Nothing to do without pictures. ERR_UNSUPPORTED: no graph of a tower. */
+/* Runs the tower on each picture alone. Nothing to do without pictures. ERR_UNSUPPORTED: no graph of a tower.
+ */
 int channel_features(const struct channel_model *m, struct channel_case *c, struct arena *arena,
                      struct err *e);
 /* After channel_features: logits [n_rows, vocab] behind the tokens from..from + n_rows - 1 of the case's ids
@@ -281,9 +282,10 @@ struct channel_held {
     double figure, limit; /* NAN where there is no number */
     const char *words;
 };
-/* The directory against a reference with pictures (docs/references.md), step by step; steps [CHANNEL_STEPS], words
- * in the arena. The first step that differs becomes a finding with the change, if one explains it; what comes
- * behind it is held all the same where it can be, and makes none. N006: the reference is of another model. */
+/* The directory against a reference with pictures (docs/references.md), step by step; steps [CHANNEL_STEPS],
+ * words in the arena. The first step that differs becomes a finding with the change, if one explains it; what
+ * comes behind it is held all the same where it can be, and makes none. N006: the reference is of another
+ * model. */
 int channel_reference(const struct channel_model *m, const struct reference *r, struct arena *arena,
                       struct channel_held steps[CHANNEL_STEPS], struct findings *f, struct err *e);
 

@@ -62,12 +62,11 @@ def byte_letters():
 def tokenizer():
     letters = byte_letters()
     vocab = {letters[b]: b for b in range(256)}
-    vocab.update({s: 256 + i for i, s in enumerate(SPECIAL)})
-    vocab.update({letters[32] + w: 256 + len(SPECIAL) + i for i, w in enumerate(WORDS)})
+    vocab.update({s: 256 + i for i, s in enumerate(SPECIAL + [" " + w for w in WORDS])})
     return {
         "version": "1.0", "truncation": None, "padding": None,
         "added_tokens": [{"id": 256 + i, "content": s, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False,
-                          "special": True} for i, s in enumerate(SPECIAL)],
+                          "special": s in SPECIAL} for i, s in enumerate(SPECIAL + [" " + w for w in WORDS])],
         "normalizer": None, "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True},
         "post_processor": {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
                            "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 0}}],
