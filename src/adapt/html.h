@@ -83,6 +83,7 @@ void drift_part(struct strbuf *b, const struct json *drift);
 /* report_channels.c: text, pictures, and where time goes between them. */
 void section_text(struct strbuf *b, const struct report *r);
 void section_image(struct strbuf *b, const struct report *r);
+void picture_load_part(struct strbuf *b, const struct json *pictures);
 
 /* report_sections.c: the sections that show facts. */
 void section_model(struct strbuf *b, const struct report *r);

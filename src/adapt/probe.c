@@ -6,6 +6,7 @@
 #include "adapt/probe.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/thread.h"
@@ -210,4 +211,30 @@ uint64_t probe_leave(const struct job *j, const struct ask *ask, uint64_t chunks
     strbuf_release(&body);
     answer_release(&a);
     return n;
+}
+
+/* The number after a metric's name and labels, or -1. Names differ between servers: any that ends so. */
+static double metric(const char *text, const char *name)
+{
+    size_t n = strlen(name);
+    for (const char *line = text; line && *line; line = strchr(line, '\n') ? strchr(line, '\n') + 1 : NULL) {
+        size_t word = strcspn(line, " {\n");
+        if (*line == '#' || word < n || memcmp(line + word - n, name, n) != 0)
+            continue;
+        const char *at = line + word + (line[word] == '{' ? strcspn(line + word, "}\n") + 1 : 0);
+        char *end;
+        double v = strtod(at, &end);
+        if (end != at)
+            return v;
+    }
+    return -1;
+}
+
+double probe_metric(const struct job *j, const char *name)
+{
+    struct answer a;
+    probe_call(j, "/metrics", NULL, &a);
+    double v = a.status == 200 ? metric(strbuf_cstr(&a.raw), name) : -1;
+    answer_release(&a);
+    return v;
 }

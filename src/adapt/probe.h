@@ -42,6 +42,8 @@ struct answer {
 /* path "/health"; body NULL: GET. */
 void probe_call(const struct job *j, const char *path, const char *body, struct answer *out);
 void probe_ask(const struct job *j, const struct ask *ask, struct answer *out);
+/* A number of GET /metrics, by the end of its name, since names differ between servers; -1: none. */
+double probe_metric(const struct job *j, const char *name);
 void answer_release(struct answer *a);
 /* The body of an ask, for cases that spoil it. */
 void probe_body(const struct job *j, const struct ask *ask, struct strbuf *body);

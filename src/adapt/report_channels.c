@@ -202,3 +202,35 @@ void section_image(struct strbuf *b, const struct report *r)
     segments_table(b, fact(facts, "segments"));
     html_section_end(b);
 }
+
+/* ---- the load with pictures */
+
+void picture_load_part(struct strbuf *b, const struct json *pictures)
+{
+    static const char *const heads[] = {"Busy", "Seconds", "Threads", "Share of the time, %"};
+    const struct json *busy = fact(pictures, "busy");
+    if (!busy || busy->type != JSON_ARRAY || busy->n == 0)
+        return;
+    strbuf_puts(b, "<h3>With pictures</h3>\n<p>");
+    html_count(b, fact_number(pictures, "run.requests.sent", 0));
+    strbuf_puts(b, " requests, each with a picture of its own");
+    if (*fact_text(pictures, "bottleneck")) {
+        strbuf_puts(b, ". Busiest: ");
+        html_text(b, fact_text(pictures, "bottleneck"));
+    }
+    strbuf_puts(b, ".</p>\n");
+    html_table(b, heads, sizeof(heads) / sizeof(*heads), 1);
+    for (size_t i = 0; i < busy->n; i++) {
+        const struct json *v = json_at(busy, i);
+        strbuf_puts(b, "<tr>");
+        html_cell(b, "key", fact_text(v, "name"));
+        strbuf_puts(b, "<td class=\"n\">");
+        html_number(b, fact_number(v, "seconds", 0), 3);
+        strbuf_puts(b, "</td>");
+        html_number_cell(b, html_count, v, "threads");
+        strbuf_puts(b, "<td class=\"n\">");
+        html_number(b, 100 * fact_number(v, "share", 0), 1);
+        strbuf_puts(b, "</td></tr>\n");
+    }
+    html_table_end(b);
+}

@@ -76,11 +76,13 @@ static const char *verdict_words(const struct report *r)
 
 static void page_head(struct strbuf *b, const struct report *r)
 {
-    strbuf_puts(b, "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n"
-                   "<meta name=\"viewport\" content=\"width=device-width,initial-scale=1\">\n"
-                   "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; img-src data:; style-src "
-                   "'unsafe-inline'\">\n"
-                   "<meta name=\"generator\" content=\"day0 ");
+    strbuf_puts(
+        b,
+        "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n"
+        "<meta name=\"viewport\" content=\"width=device-width,initial-scale=1\">\n"
+        "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; img-src data:; style-src "
+        "'unsafe-inline'\">\n"
+        "<meta name=\"generator\" content=\"day0 ");
     html_text(b, r->version);
     strbuf_puts(b, "\">\n<title>");
     html_text(b, verdict_words(r));

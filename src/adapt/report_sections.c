@@ -472,6 +472,7 @@ void section_latency(struct strbuf *b, const struct report *r)
         latency_rows(b, runs, "itl_ms", "ITL");
         latency_rows(b, runs, "e2e_ms", "E2E");
         html_table_end(b);
+        picture_load_part(b, fact(r->facts[4], "pictures"));
     }
     html_section_end(b);
 }

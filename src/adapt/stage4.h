@@ -94,8 +94,10 @@ void served_ask(struct channels *c, const struct conversation *v, bool ask_logpr
 /* ---- what the service did, against what the directory gives */
 
 struct judged {
-    bool ran;                  /* compared at all */
-    bool by_logprobs;          /* else by counts alone */
+    bool ran;          /* compared at all */
+    bool counts_alone; /* as_if has the counts of tokens; its log-probabilities do not fit, or there are none
+                        */
+    bool by_logprobs;  /* else by counts alone */
     enum channel_change as_if; /* CHANNEL_CHANGES: none */
     bool wrong;
     double intact, best; /* mean |difference| of log-probabilities; NAN: not computed */

@@ -108,7 +108,7 @@ static void self_check(struct image_channel *x, const char *name, bool passed, e
     json_put_bool(x->c->w, "passed", passed);
     json_put_string(x->c->w, "why", words);
     json_end_object(x->c->w);
-    if (!passed)
+    if (!passed && !job_finding(x->c->j, id)) /* the reference has told it already */
         finding_add(x->c->j->f, id, name, "%s", words);
 }
 
@@ -184,7 +184,7 @@ static int check_two(struct image_channel *x, const struct conversation *two, st
     char words[200];
     arena_init(&scratch, NULL, MEM_REPORT);
     int rc = channel_make(&c->model, two->messages, 0, &scratch, &k, &why);
-    if (rc == ERR_MISMATCH) {
+    if (channel_refused(rc)) {
         self_check(x, "placeholders = grid", false, FINDING_I005, why.message);
         arena_release(&scratch);
         return ERR_OK;
@@ -513,7 +513,7 @@ int image_channel_run(struct channels *c, uint32_t base, struct err *e)
     json_end_object(c->w);
     if (rc)
         return rc;
-    if (x.first_unanswered[0])
+    if (x.first_unanswered[0] && !job_errors(j, ROW_IMAGE)) /* else it follows from what was said */
         finding_add(j->f, FINDING_S003, "conversations with pictures",
                     "%zu of %zu got no answer; the first is %s", x.cases - x.answered, x.cases,
                     x.first_unanswered);

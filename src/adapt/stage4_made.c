@@ -57,16 +57,18 @@ static void put_stored(struct strbuf *out, const struct strbuf *raw)
     put_u32(out, b << 16 | a);
 }
 
-/* A dark disc and a bright bar on a ramp; the other picture has other colours and the shapes elsewhere. */
+/* A dark disc and a bright bar on a ramp; odd numbers have other colours and the shapes elsewhere. */
 static void pixel(unsigned number, int x, int y, uint8_t rgb[3])
 {
-    const int cx = number ? 70 : 28, cy = number ? 50 : 24, dx = x - cx, dy = y - cy;
+    const bool odd = number % 2 != 0;
+    const int shift = (int)(number / 2 % 16);
+    const int dx = x - (odd ? 70 : 28) - shift, dy = y - (odd ? 50 : 24);
     const bool disc = dx * dx + dy * dy < 18 * 18;
-    const bool bar = number ? x > 8 && x < 20 && y > 6 : y > 52 && y < 64 && x > 40;
-    const uint8_t ground = (uint8_t)(150 + x / 2 + y / 3);
-    rgb[0] = disc ? (number ? 20 : 220) : bar ? (number ? 240 : 30) : ground;
-    rgb[1] = disc ? (number ? 160 : 40) : bar ? (number ? 200 : 60) : (uint8_t)(ground - 20);
-    rgb[2] = disc ? (number ? 70 : 30) : bar ? (number ? 20 : 210) : (uint8_t)(ground - 60);
+    const bool bar = odd ? x > 8 && x < 20 && y > 6 : y > 52 && y < 64 && x > 40;
+    const uint8_t ground = (uint8_t)(150 + x / 2 + y / 3 - 2 * shift);
+    rgb[0] = disc ? (odd ? 20 : 220) : bar ? (odd ? 240 : 30) : ground;
+    rgb[1] = disc ? (odd ? 160 : 40) : bar ? (odd ? 200 : 60) : (uint8_t)(ground - 20);
+    rgb[2] = disc ? (odd ? 70 : 30) : bar ? (odd ? 20 : 210) : (uint8_t)(ground - 60);
 }
 
 static void put_png(struct strbuf *out, unsigned number)

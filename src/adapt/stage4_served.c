@@ -99,26 +99,40 @@ static bool suspicious(const struct fit *f)
     return !f->counts || (f->n && mean(f) > QUIET);
 }
 
-/* The known mistake that fits best and clearly better than none; CHANNEL_CHANGES: none does. */
+/* The known mistake that fits best and clearly better than none; CHANNEL_CHANGES: none does. Where counts
+ * differ and no log-probabilities fit, the mistake that has those counts. */
 static int best_change(struct channels *c, const struct conversation *list, const struct served *seen,
                        size_t n, bool image, uint32_t base, const struct fit *intact, struct judged *out,
                        struct err *e)
 {
     double best = intact->n && intact->counts ? mean(intact) / NEARER : INFINITY;
+    enum channel_change by_counts = CHANNEL_CHANGES;
     for (unsigned i = 0; i < CHANNEL_CHANGES; i++) {
         struct fit f;
         if (channel_change_info((enum channel_change)i)->image != image || (base & CHANNEL_BIT(i)))
             continue;
-        int rc = fit_change(c, list, seen, n, base, CHANNEL_BIT(i), out->by_logprobs, &f, e);
-        if (rc)
-            return rc;
-        const double d = f.n ? mean(&f) : intact->counts ? INFINITY : 1e30; /* by counts alone */
-        if (!f.applies || !f.counts || !(d < best) || (f.n && d > NOISY))
+        struct err why = {0};
+        int rc = fit_change(c, list, seen, n, base, CHANNEL_BIT(i), out->by_logprobs, &f, &why);
+        if (rc && channel_refused(rc)) /* nothing comes of this change here */
             continue;
-        best = d;
+        if (rc) {
+            if (e)
+                *e = why;
+            return rc;
+        }
+        if (!f.applies || !f.counts)
+            continue;
+        if (by_counts == CHANNEL_CHANGES && !intact->counts)
+            by_counts = (enum channel_change)i;
+        if (!f.n || !(mean(&f) < best) || mean(&f) > NOISY)
+            continue;
+        best = mean(&f);
         out->as_if = (enum channel_change)i;
-        out->best = f.n ? d : NAN;
+        out->best = best;
     }
+    out->counts_alone = out->as_if == CHANNEL_CHANGES && by_counts != CHANNEL_CHANGES;
+    if (out->counts_alone)
+        out->as_if = by_counts;
     return ERR_OK;
 }
 
@@ -152,8 +166,9 @@ static void say(struct judged *out, const struct fit *intact, const char *counts
         char then[96] = "";
         if (isfinite(out->best))
             snprintf(then, sizeof(then), ", and by %.3g under this change", out->best);
-        snprintf(out->words, sizeof(out->words), "%s channel, %s: the service behaves as if %s; %s%s%s%.200s",
-                 image ? "image" : "text", channel_step_name(info->step), info->as_if, figures, then,
+        snprintf(out->words, sizeof(out->words), "%s channel, %s: the service %s as if %s; %s%s%s%.200s",
+                 image ? "image" : "text", channel_step_name(info->step),
+                 out->counts_alone ? "counts tokens" : "behaves", info->as_if, figures, then,
                  *counts ? "; " : "", counts);
         return;
     }
@@ -185,9 +200,17 @@ int served_judge(struct channels *c, const struct conversation *list, const stru
     if (answered == 0)
         return ERR_OK;
     out->by_logprobs = c->blind == NULL;
-    int rc = fit_change(c, list, seen, n, base, 0, out->by_logprobs, &intact, e);
-    if (rc)
+    struct err why = {0};
+    int rc = fit_change(c, list, seen, n, base, 0, out->by_logprobs, &intact, &why);
+    if (rc && channel_refused(rc)) {
+        snprintf(out->words, sizeof(out->words), "not compared: %.400s", why.message);
+        return ERR_OK;
+    }
+    if (rc) {
+        if (e)
+            *e = why;
         return rc;
+    }
     out->ran = true;
     out->intact = mean(&intact);
     if (suspicious(&intact)) {

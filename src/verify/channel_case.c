@@ -147,12 +147,15 @@ static int render(const struct making *k, const struct json *messages)
     struct prompt_chat chat = {.messages = messages, .now = -1};
     int rc = ERR_OK;
     if (count_pictures(messages)) {
+        c->at = CHANNEL_AT_PLACEHOLDERS; /* sizes, and what stands for them */
         rc = prompt_pictures_read(k->m->front, messages, &po, k->arena, &c->pictures, k->e);
         chat.pictures = &c->pictures;
         chat.messages = c->pictures.messages;
     }
-    if (rc == 0)
+    if (rc == 0) {
+        c->at = CHANNEL_AT_RENDER;
         rc = prompt_chat(k->m->front, &chat, &rendered, &ids, k->e);
+    }
     if (rc == 0) {
         c->n = ids.n;
         c->ids = arena_alloc_n(k->arena, ids.n + 1, sizeof *c->ids);
@@ -392,6 +395,12 @@ static int lay(const struct making *k)
     return rc;
 }
 
+bool channel_refused(int rc)
+{
+    return rc == ERR_MISMATCH || rc == ERR_INVALID || rc == ERR_UNSUPPORTED || rc == ERR_FORMAT ||
+           rc == ERR_LIMIT;
+}
+
 int channel_make(const struct channel_model *m, const struct json *messages, uint32_t mask,
                  struct arena *arena, struct channel_case *out, struct err *e)
 {
@@ -407,7 +416,16 @@ int channel_make(const struct channel_model *m, const struct json *messages, uin
         rc = render(&k, messages);
     if (rc == 0 && has(&k, CHANNEL_BOS_TWICE))
         rc = double_bos(&k);
-    if (rc == 0)
+    if (rc == 0) {
+        out->at = CHANNEL_AT_PIXELS;
         rc = make_pixels(&k);
-    return rc ? rc : lay(&k);
+    }
+    if (rc == 0) {
+        out->at = CHANNEL_AT_PLACEHOLDERS;
+        rc = lay(&k);
+    }
+    /* counts and grids, wherever it is seen that they do not agree */
+    if (rc == ERR_MISMATCH || (rc == ERR_INVALID && out->at == CHANNEL_AT_PIXELS))
+        out->at = CHANNEL_AT_PLACEHOLDERS;
+    return rc;
 }

@@ -529,12 +529,13 @@ static int conversation(const struct reference *r, struct arena *arena, const st
 static int hold_made(struct holding *h, const struct json *messages, int rc, const struct err *why,
                      struct err *e)
 {
-    if (rc == ERR_MISMATCH) {
-        differs(h, CHANNEL_AT_PLACEHOLDERS, FINDING_I005, NAN, NAN, why->message);
-        return ERR_OK;
-    }
-    if (rc == ERR_INVALID || rc == ERR_UNSUPPORTED || rc == ERR_FORMAT || rc == ERR_LIMIT) {
-        differs(h, CHANNEL_AT_RENDER, FINDING_I009, NAN, NAN, why->message);
+    if (channel_refused(rc)) {
+        const enum channel_step at = h->c.at;
+        differs(h, at,
+                at == CHANNEL_AT_PLACEHOLDERS ? FINDING_I005
+                : at == CHANNEL_AT_PIXELS     ? FINDING_I004
+                                              : FINDING_I009,
+                NAN, NAN, why->message);
         return ERR_OK;
     }
     if (rc) {

@@ -247,6 +247,7 @@ struct channel_model {
 
 struct channel_case {
     uint32_t changes;
+    enum channel_step at; /* where channel_make failed */
     const char *rendered;
     int32_t *ids; /* [n] */
     size_t n;
@@ -262,6 +263,9 @@ struct channel_case {
  * and image otherwise. */
 int channel_make(const struct channel_model *m, const struct json *messages, uint32_t changes,
                  struct arena *arena, struct channel_case *out, struct err *e);
+/* Is this error what directory and conversation make of each other (sizes, counts, a template that refuses),
+ * not what keeps us from computing? */
+bool channel_refused(int rc);
 /* Runs the tower on each picture alone. Nothing to do without pictures. ERR_UNSUPPORTED: no graph of a tower.
  */
 int channel_features(const struct channel_model *m, struct channel_case *c, struct arena *arena,

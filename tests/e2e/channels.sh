@@ -51,6 +51,7 @@ directory mean-std I004 image 'equal here if it is as if mean and std of the ima
 directory bilinear I004 image 'equal here if it is as if pictures were resized bicubically'
 directory no-system T007 text 'the system turn is missing'
 directory bos-twice T006 text 'stands twice, and once in the reference'
+directory merge I005 image '2 x 2 do not divide'
 directory sections I006 image 'sections of M-RoPE'
 
 # ---- faults of a server, by what it answers
@@ -98,7 +99,7 @@ proxy() {
 proxy none ""
 proxy bgr I004 image 'image channel, pixels: the service behaves as if red and blue were swapped'
 proxy swapped I007 image "image channel, order of pictures: the service behaves as if the pictures stood in each other's place"
-proxy fewer I005 image 'image channel, placeholders: the service behaves as if one token too few stood for each picture'
+proxy fewer I005 image 'image channel, placeholders: the service counts tokens as if one token too few stood for each picture'
 stop
 
 # ---- questions whose answers and prompt tokens are known

@@ -3,8 +3,8 @@
 """A small random Qwen3-VL-MoE with tokenizer, chat template and image processor, for channels.sh; and faults of it. Standard library only.
 
     channels_model.py make DIR DAY0          writes the model
-    channels_model.py FAULT IN OUT           a copy with one fault: mean-std, bilinear, no-system, bos-twice, sections, placeholder
-    channels_model.py arch FAULT IN.lua OUT.lua
+    channels_model.py FAULT IN OUT           a copy with one fault: mean-std, bilinear, merge (placeholders), no-system,
+                                             bos-twice, sections (of M-RoPE)
 """
 import json
 import os
@@ -119,6 +119,8 @@ def spoil(fault, source, out):
         change(out + "/preprocessor_config.json", lambda p: p.update(image_mean=p["image_std"], image_std=p["image_mean"]))
     elif fault == "bilinear":
         change(out + "/preprocessor_config.json", lambda p: p.update(resample=2))
+    elif fault == "merge":
+        change(out + "/preprocessor_config.json", lambda p: p.update(merge_size=1))
     elif fault == "no-system":
         write(out + "/chat_template.jinja", TEMPLATE.replace("{%- for m in messages %}", "{%- for m in messages if m.role != 'system' %}"))
     elif fault == "bos-twice":
