@@ -210,6 +210,7 @@ void html_badge(struct strbuf *b, const char *state)
         {"right", "ok", "\xe2\x9c\x93"},
         {"answered", "none", "\xe2\x9c\x93"},
         {"differs", "bad", "\xe2\x9c\x95"},
+        {"unreasonable", "bad", "\xe2\x9c\x95"},
         {"wrong", "bad", "\xe2\x9c\x95"},
     };
     const char *class = "open", *sign = "\xe2\x97\x8b";

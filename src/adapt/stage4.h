@@ -69,7 +69,7 @@ struct conversation {
 int conversation_make(struct conversation *c, const char *system, const char *const *parts,
                       struct arena *arena, struct err *e);
 
-#define ANSWER_MOST  12
+#define ANSWER_MOST  24
 #define ALTERNATIVES 5
 struct scored {
     int32_t id;     /* -1: no token of ours reads so */

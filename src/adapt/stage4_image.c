@@ -256,6 +256,21 @@ static void note_unanswered(struct image_channel *x, const struct conversation *
         snprintf(x->first_unanswered, sizeof(x->first_unanswered), "%s: %.250s", v->name, s->why);
 }
 
+/* Signs of noise that need no reference (docs/numerics.md), in what was answered to pictures. */
+static bool reasonable(const struct served *s, struct verify_text_result *r)
+{
+    int32_t ids[ANSWER_MOST];
+    float logprobs[ANSWER_MOST];
+    for (size_t i = 0; i < s->n; i++) {
+        ids[i] = s->tokens[i].chosen.id;
+        logprobs[i] = (float)s->tokens[i].chosen.logprob;
+    }
+    if (s->n == 0)
+        return true;
+    verify_text(ids, logprobs, s->n, s->text ? s->text : "", r);
+    return r->reasonable;
+}
+
 #define CASES 4
 static int make_cases(struct channels *c, struct conversation list[CASES], struct err *e)
 {
@@ -294,10 +309,21 @@ static int run_cases(struct image_channel *x, const struct conversation list[CAS
         x->answered += seen[i].answered;
         if (!seen[i].answered)
             note_unanswered(x, &list[i], &seen[i]);
-        write_conversation(c, &list[i], &seen[i], seen[i].answered ? "answered" : "not answered");
+        struct verify_text_result r;
+        const char *state = !seen[i].answered          ? "not answered"
+                            : reasonable(&seen[i], &r) ? "answered"
+                                                       : "unreasonable";
+        write_conversation(c, &list[i], &seen[i], state);
     }
     json_end_array(c->w);
-    return served_judge(c, list, seen, CASES, true, base, &x->served, e);
+    int rc = served_judge(c, list, seen, CASES, true, base, &x->served, e);
+    for (size_t i = 0; rc == ERR_OK && !job_errors(c->j, ROW_IMAGE) && i < CASES; i++) {
+        struct verify_text_result r;
+        if (!reasonable(&seen[i], &r)) /* and nothing explains it */
+            finding_add(c->j->f, FINDING_I011, list[i].name, "%s: \"%.120s\"", r.why,
+                        seen[i].text ? seen[i].text : "");
+    }
+    return rc;
 }
 
 /* ---- known answers */

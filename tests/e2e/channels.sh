@@ -103,5 +103,43 @@ proxy fewer I005 image 'image channel, placeholders: the service counts tokens a
 stop
 
 # ---- questions whose answers and prompt tokens are known
-says "an answer of the intact model" '"answer": "' "$report/report.json"
+# ask ANSWER TOKENS : a file of one question on a picture; "" leaves a field out
+ask() {
+    python3 - "$scratch" "$1" "$2" << 'PYTHON'
+import json, struct, sys, zlib
+out, answer, tokens = sys.argv[1:]
+def chunk(kind, data):
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+rows = b"".join(b"\0" + bytes(v for x in range(32) for v in (8 * x, 7 * y, 200 - x)) for y in range(24))
+with open(out + "/q.png", "wb") as f:
+    f.write(b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", struct.pack(">IIBBBBB", 32, 24, 8, 2, 0, 0, 0)) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b""))
+q = {"picture": "q.png", "question": "What is this?"}
+if answer:
+    q["answer"] = answer
+if tokens:
+    q["prompt_tokens"] = int(tokens)
+with open(out + "/questions.json", "w") as f:
+    json.dump({"questions": [q], "at_least": 1}, f)
+PYTHON
+}
+# of the question in the report
+asked() { python3 -c 'import json, sys; print(json.load(open(sys.argv[1]))["stages"][3]["facts"]["image"]["questions"][0][sys.argv[2]])' "$report/report.json" "$1"; }
+ask "" ""
+adapt 4 "a question without an answer" "$model" --questions "$scratch/questions.json"
+row "a question without an answer" image self-consistent
+answer=$(asked answer) tokens=$(asked prompt_tokens)
+ask "$answer" "$tokens"
+adapt 4 "a known answer" "$model" --questions "$scratch/questions.json"
+row "a known answer" image passed
+findings "a known answer" ""
+ask "something else" "$tokens"
+adapt 1 "a known answer that is missed" "$model" --questions "$scratch/questions.json"
+findings "a known answer that is missed" "I010"
+row "a known answer that is missed" image failed
+ask "$answer" "$((tokens + 1))"
+adapt 1 "stated prompt tokens that are missed" "$model" --questions "$scratch/questions.json"
+findings "stated prompt tokens that are missed" "I005"
+echo '{"questions": [{"picture": "q.png"}]}' > "$scratch/questions.json"
+run 1 "a file of questions that is none" "$day0" adapt "$model" --out "$report" --questions "$scratch/questions.json"
+run 2 "a file of questions that is not there" "$day0" adapt "$model" --out "$report" --questions "$scratch/none.json"
 finish
