@@ -154,12 +154,12 @@ static int hold_ids(struct holding *h, const struct json *messages, struct err *
         if (runs_a[i] != runs_b[i]) {
             snprintf(text, sizeof text, "picture %zu: %zu tokens stand for it, %zu in the reference", i,
                      runs_a[i], runs_b[i]);
-            differs(h, CHANNEL_AT_PLACEHOLDERS, FINDING_I005, (double)runs_a[i], (double)runs_b[i], text);
+            differs(h, CHANNEL_AT_PLACEHOLDERS, FINDING_I005, NAN, NAN, text);
             return ERR_OK;
         }
     snprintf(text, sizeof text, "%zu tokens for %u pictures, as their grids ask for", h->c.n_rows,
              h->c.pictures.n);
-    held(h, CHANNEL_AT_PLACEHOLDERS, true, (double)h->c.n_rows, (double)h->c.n_rows, text);
+    held(h, CHANNEL_AT_PLACEHOLDERS, true, NAN, NAN, text);
     return ERR_OK;
 }
 
@@ -289,7 +289,7 @@ static void hold_places(struct holding *h)
             return;
         }
     snprintf(text, sizeof text, "%zu tokens", h->n_prompt);
-    held(h, CHANNEL_AT_PLACES, true, 0, 0, text);
+    held(h, CHANNEL_AT_PLACES, true, NAN, NAN, text);
 }
 
 static bool coarse(const struct holding *h)
@@ -420,7 +420,7 @@ static void hold_answer(struct holding *h, const float *logits)
     }
     const size_t n = h->r->n_ids - h->n_prompt;
     snprintf(text, sizeof text, "%zu of %zu greedy tokens are the producer's", equal, n);
-    held(h, CHANNEL_AT_ANSWER, equal == n || coarse(h), (double)equal, (double)n, text);
+    held(h, CHANNEL_AT_ANSWER, equal == n || coarse(h), NAN, NAN, text);
 }
 
 static double worst_logit(const struct holding *h, const float *logits, size_t first, size_t last)
