@@ -112,11 +112,11 @@ function qwen3_vision(v, at, token)
   end) end)
 end
 
--- Kimi-K2 and K2.5 come with tiktoken.model: how their own tokenizer code cuts text.
+-- Kimi-K2, K2.5 and K3 come with tiktoken.model: what their own tokenizer code, the same in all, does with it.
 function kimi_tiktoken()
   local rest = [=[\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]]=]
   local upper, lower = [=[[\p{Lu}\p{Lt}]=] .. rest, [=[[\p{Ll}]=] .. rest
   local before, clitic = [=[[^\r\n\p{L}\p{N}]?]=], [=[(?i:'s|'t|'re|'ve|'m|'ll|'d)?]=]
   tiktoken([=[[\p{Han}]+|]=] .. before .. upper .. "*" .. lower .. "+" .. clitic .. "|" .. before .. upper .. "+" .. lower .. "*" .. clitic ..
-    [=[|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+]=])
+    [=[|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+]=], { piece = 400000, run = 25000, reserved = 256 })
 end

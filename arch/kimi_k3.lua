@@ -203,6 +203,7 @@ return {
     local block, dense, Z, I = c:count "attn_res_block_size", c:int "first_k_dense_replace", c:count "routed_expert_hidden_size",
       c:count "moe_intermediate_size"
     context(c:count "max_position_embeddings")
+    kimi_tiktoken()
 
     local function mlp(x, inter)
       local g = linear { x, "gate_proj", out = inter, part = col }

@@ -446,8 +446,14 @@ function mtp(f) return outside_text("mtp", f) end
 
 -- Facts about the model that no operator shows.
 function context(n) model.positions = n end
--- How text is cut before tiktoken.model, for releases that have no tokenizer.json.
-function tiktoken(pattern) model.tiktoken = pattern end
+-- How text is cut before tiktoken.model, for releases that have no tokenizer.json; what else their code does with it.
+function tiktoken(pattern, o)
+  o = o or {}
+  for k in pairs(o) do
+    if k ~= "piece" and k ~= "run" and k ~= "reserved" then error("tiktoken has no option " .. tostring(k), 2) end
+  end
+  model.tiktoken, model.tiktoken_piece, model.tiktoken_run, model.tiktoken_reserved = pattern, o.piece, o.run, o.reserved
+end
 
 -- ---- what the checkpoint holds ----
 

@@ -356,6 +356,14 @@ none|float(2.5)
 [1, 2, 3, 4, 5]|slice(2)|list
 [1, 2, 3, 4, 5]|slice(3, 'x')|list
 [{'k': 'a', 'v': 1}, {'k': 'b', 'v': 2}, {'k': 'a', 'v': 3}]|groupby('k')|list
+[{'k': 'b'}, {'v': 2}, {'k': 'A'}, {'k': 'a'}]|groupby('k', default='a')|list
+[{'k': 'b'}, {'v': 2}, {'k': 'A'}, {'k': 'a'}]|groupby('k', default='a', case_sensitive=true)|list
+[{'k': {'j': 2}}, {'k': {}}, {}]|groupby('k.j', default=1)|list
+[{'k': {'j': 2}}, {'k': {}}, {}]|groupby('k.j', default={'j': 7})|length
+[{'k': 1}, {}]|groupby('k', none)|list
+[{'k': {'j': 2}}, {'k': {}}, {}]|map(attribute='k.j', default={'j': 7})|list
+[{'k': {'j': 2}}, {}]|map(attribute='k.j', default='x')|list
+[[1, 2], [3]]|groupby(1, default=0)|list
 'a\nb\n\nc'|indent
 'a\nb\n\nc'|indent(2, true)
 'a\nb\n\nc'|indent(2, blank=true)
@@ -681,6 +689,9 @@ def statements():
         "  {{ 'a' }}  \n  {% set x = 1 %}  \n  {{ x }}", "\n{% set x = 1 %}\n\ny", "{%- set x = 1 -%}\n  {% set y = 2 %}\nz",
         "{% if true %}{% endif %}\n  {% if true %}a{% endif %}\n", "   {% for i in [1,2] %}\n   {{ i }}\n   {% endfor %}\nend",
         "{% for i in [1] -%}\n   x\n{%- endfor %}\n", "{{ '\n' }}x", "{{- '  a' -}}  ", "a {%- if true %} b {%- endif %} c",
+        "{% autoescape false %}{% set x = '<' %}{{ x }}{% endautoescape %}{{ x is defined }}", "{% autoescape 0 %}{{ '<'|safe }}{% endautoescape %}",
+        "{% for i in [1, 2] %}{% autoescape none %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endautoescape %}{% endfor %}", "{% autoescape %}{% endautoescape %}",
+        "{% autoescape false %}", "{% print 'a' %}", "{% print 1, 'b' if false else 'c' %}|{% print %}|{% print x %}", "{% print 1 2 %}", "{% print (1, 2) %}",
         "{% if a %}", "{% endif %}", "{% for %}", "{% nosuch %}", "{{ }}", "{{ 1", "{% if 1", "{# x", "{% raw %}", "}} %} #}",
         "{ { {a", "{% break %}", "{% for x in [1] %}{% set y %}{% break %}{% endset %}{% endfor %}{{ y }}",
         "{% if true: %}x{% endif %}", "{% for x in [1]: %}x{% endfor %}", "{{ {'a': {'b': 1}}['a']['b'] }}", "{{{'a': 1}.a}}",

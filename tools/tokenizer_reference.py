@@ -265,12 +265,40 @@ def component_file(c):
                        "model": {"type": "BPE", "byte_fallback": True, "end_of_word_suffix": "|", "merges": [], "vocab": {"<0x%02X>" % b: b for b in range(256)}}})
 
 
+# Texts for the rule of Kimi's code: [characters, times] one after the other. Ranks of these characters merge across each cut.
+CUTS = [[["the", 8000], ["t", 1], ["he", 1]], [["the", 8333], ["the", 1]], [["the", 8334]], [["t", 1], ["the", 20000]], [["the", 8330], ["\x1c", 1], ["t", 1], ["the", 30]],
+        [["the", 8330], ["\u3000", 1], ["t", 1], ["the", 30]], [["the", 8330], ["\u200b", 1], ["t", 1], ["the", 30]], [[" ", 25001], ["the", 9000]], [["the ", 99999], ["a the the", 30000]],
+        [["the then\n", 44444], ["the", 20000], ["  ", 13000], ["\u4e2d\u6587", 13000], ["the", 10]]]
+
+
+def cut(s, piece=400000, run=25000):
+    """Each piece of 400,000 characters, and within it runs of one kind of at most 25,000."""
+    for p in (s[i:i + piece] for i in range(0, len(s), piece)):
+        begin = length = 0
+        for i, c in enumerate(p):
+            length = length + 1 if i and c.isspace() == p[i - 1].isspace() else 1
+            if length > run:
+                yield p[begin:i]
+                begin, length = i, 1
+        yield p[begin:]
+
+
 def measure(encode, decode, recipe, blocks=BLOCKS):
     texts = [generate(recipe, b) for b in range(blocks)]
     out = {"blocks": [fnv_ids(encode(s)) for s in texts]}
     if decode:
         ids = encode("".join(texts))
         out.update(ids=len(ids), whole=fnv_ids(ids), decoded=fnv(decode(ids).encode()))
+    return out
+
+
+def record_cuts(e):
+    out = []
+    for parts in CUTS:
+        s = "".join(c * n for c, n in parts)
+        whole, ids = e.encode_ordinary(s), [i for p in cut(s) for i in e.encode_ordinary(p)]
+        print("cuts", len(s), len(list(cut(s))), whole != ids)
+        out.append({"parts": parts, "n": len(ids), "ids": fnv_ids(ids), "matters": whole != ids})
     return out
 
 
@@ -307,6 +335,7 @@ def record(material, out):
         entry.update(measure(lambda s: e.encode(s, allowed_special="all"), lambda i: e.decode(i), recipe, 20))
         result["made"].append(entry)
         print(entry["file"], entry["whole"], flush=True)
+    result["cuts"] = record_cuts(tiktoken.Encoding("small", pat_str=KIMI, mergeable_ranks=ranks, special_tokens={}))
     for c in components():
         t = tokenizers.Tokenizer.from_str(component_file(c))
         c.update(measure(lambda s: t.encode(s).ids, None, recipe, 10))

@@ -69,9 +69,10 @@ static int judge_text(const struct spec *s, const char *name, const char *text, 
         return ERR_OK;
     }
     struct mem *mem = d0 ? &d0->mem : NULL;
-    int rc = strcmp(name, RANKS) == 0
-                 ? tokenizer_open_ranks(&t, text, n, config, s->tokenizer_pattern, mem, &why)
-                 : tokenizer_open(&t, text, n, mem, &why);
+    const struct tiktoken_rule rule = {s->tokenizer_pattern, (uint32_t)s->tokenizer_piece,
+                                       (uint32_t)s->tokenizer_run, (uint32_t)s->tokenizer_reserved};
+    int rc = strcmp(name, RANKS) == 0 ? tokenizer_open_ranks(&t, text, n, config, &rule, mem, &why)
+                                      : tokenizer_open(&t, text, n, mem, &why);
     if (rc == ERR_NOMEM)
         return err_set(e, rc, "%s", why.message);
     if (rc == ERR_UNSUPPORTED)

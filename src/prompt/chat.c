@@ -25,17 +25,27 @@ static const struct json *object_in(const struct json *text, struct arena *scrat
     return v->type == JSON_OBJECT ? v : NULL;
 }
 
-/* {"name", "arguments": "{...}"}: arguments become the object, their text stays as arguments_text. */
-static void write_function(struct json_writer *w, const struct json *f, struct arena *scratch)
+/* Writes messages with the arguments of their tool calls as objects. */
+struct rewriting {
+    struct json_writer w;
+    struct arena *scratch;
+    bool keep_text; /* as arguments_text beside the object */
+    bool changed;
+};
+
+/* {"name", "arguments": "{...}"}: arguments become the object. */
+static void write_function(struct rewriting *r, const struct json *f)
 {
+    struct json_writer *w = &r->w;
     json_begin_object(w);
     for (uint32_t i = 0; i < f->n; i++) {
         const struct json_member *m = &f->as.members[i];
         bool text = strcmp(m->key, "arguments") == 0 && m->value.type == JSON_STRING;
-        const struct json *v = text ? object_in(&m->value, scratch) : NULL;
-        if (strcmp(m->key, "arguments_text") == 0)
+        const struct json *v = text ? object_in(&m->value, r->scratch) : NULL;
+        if (r->keep_text && strcmp(m->key, "arguments_text") == 0)
             continue;
-        if (text) {
+        r->changed = r->changed || v;
+        if (text && r->keep_text) {
             json_key(w, "arguments_text");
             json_write_tree(w, &m->value);
         }
@@ -45,30 +55,32 @@ static void write_function(struct json_writer *w, const struct json *f, struct a
     json_end_object(w);
 }
 
-static void write_call(struct json_writer *w, const struct json *call, struct arena *scratch)
+static void write_call(struct rewriting *r, const struct json *call)
 {
+    struct json_writer *w = &r->w;
     const struct json *f = json_get(call, "function");
     if (call->type != JSON_OBJECT) {
         json_write_tree(w, call);
         return;
     }
     if (f == NULL || f->type != JSON_OBJECT) {
-        write_function(w, call, scratch);
+        write_function(r, call);
         return;
     }
     json_begin_object(w);
     for (uint32_t i = 0; i < call->n; i++) {
         json_key(w, call->as.members[i].key);
         if (&call->as.members[i].value == f)
-            write_function(w, f, scratch);
+            write_function(r, f);
         else
             json_write_tree(w, &call->as.members[i].value);
     }
     json_end_object(w);
 }
 
-static void write_message(struct json_writer *w, const struct json *m, struct arena *scratch)
+static void write_message(struct rewriting *r, const struct json *m)
 {
+    struct json_writer *w = &r->w;
     json_begin_object(w);
     for (uint32_t i = 0; i < m->n; i++) {
         const struct json_member *member = &m->as.members[i];
@@ -79,7 +91,7 @@ static void write_message(struct json_writer *w, const struct json *m, struct ar
         }
         json_begin_array(w);
         for (uint32_t k = 0; k < member->value.n; k++)
-            write_call(w, json_at(&member->value, k), scratch);
+            write_call(r, json_at(&member->value, k));
         json_end_array(w);
     }
     json_end_object(w);
@@ -110,17 +122,26 @@ static int write_and_read(struct strbuf *text, struct arena *arena, const struct
     return rc;
 }
 
-static int prepare_messages(const struct json *messages, struct arena *arena, const struct json **out,
-                            struct err *e)
+int prompt_objects(const struct json *messages, bool keep_text, struct arena *arena, const struct json **out,
+                   struct err *e)
 {
     struct strbuf text = STRBUF_INIT;
-    struct json_writer w;
-    json_writer_init(&w, &text, false);
-    json_begin_array(&w);
+    struct rewriting r = {.scratch = arena, .keep_text = keep_text};
+    bool calls = keep_text;
+    *out = messages;
+    for (uint32_t i = 0; i < messages->n && !calls; i++)
+        calls = json_get(json_at(messages, i), "tool_calls") != NULL;
+    if (!calls)
+        return ERR_OK;
+    json_writer_init(&r.w, &text, false);
+    json_begin_array(&r.w);
     for (uint32_t i = 0; i < messages->n; i++)
-        write_message(&w, json_at(messages, i), arena);
-    json_end_array(&w);
-    return write_and_read(&text, arena, out, e);
+        write_message(&r, json_at(messages, i));
+    json_end_array(&r.w);
+    if (r.changed || keep_text)
+        return write_and_read(&text, arena, out, e);
+    strbuf_release(&text);
+    return ERR_OK;
 }
 
 static bool has_variable(const struct prompt_chat *q, const char *key)
@@ -204,7 +225,7 @@ int prompt_segments(const struct spec *s, const struct prompt_chat *q, struct ar
     const struct json *messages = NULL, *options = NULL;
     int rc = check_messages(q->messages, e);
     if (rc == 0)
-        rc = prepare_messages(q->messages, arena, &messages, e);
+        rc = prompt_objects(q->messages, true, arena, &messages, e);
     if (rc == 0)
         rc = prepare_options(q, arena, &options, e);
     if (rc == 0)

@@ -56,10 +56,12 @@ static int read_tokenizer(struct prompt_front *p, struct ckpt *c, const struct j
         return err_set(e, ERR_NOMEM, "out of memory for a path");
     arena_init(&file, mem, MEM_TEXT);
     int rc = file_read(path, MAX_FILE, &file, &data, &n, &why);
+    const struct spec *s = p->spec;
+    const struct tiktoken_rule rule = {s->tokenizer_pattern, (uint32_t)s->tokenizer_piece,
+                                       (uint32_t)s->tokenizer_run, (uint32_t)s->tokenizer_reserved};
     if (rc == 0)
-        rc = name == ranks
-                 ? tokenizer_open_ranks(&p->tokenizer, data, n, config, p->spec->tokenizer_pattern, mem, &why)
-                 : tokenizer_open(&p->tokenizer, data, n, mem, &why);
+        rc = name == ranks ? tokenizer_open_ranks(&p->tokenizer, data, n, config, &rule, mem, &why)
+                           : tokenizer_open(&p->tokenizer, data, n, mem, &why);
     arena_release(&file);
     return judge(rc, name, path, &why, f, e);
 }

@@ -173,13 +173,21 @@ int chat_render(const struct prompt_front *p, const struct prompt_chat *c, struc
         if (rc)
             return rc;
     }
+    struct arena arena;
+    struct prompt_chat objects = *c;
+    arena_init(&arena, p->arena.mem, MEM_REQUEST);
+    int rc = prompt_objects(c->messages, false, &arena, &objects.messages, e);
     const struct json effort = {.type = JSON_STRING,
                                 .n = c->reasoning_effort ? (uint32_t)strlen(c->reasoning_effort) : 0,
                                 .as.string = c->reasoning_effort};
     if (c->reasoning_effort)
         v[n++] = (struct jinja_variable){"reasoning_effort", &effort, NULL, true};
-    int rc = collect(p, c, v, &n, e);
-    return rc ? rc : jinja_render(choose(p, c), v, n, &o, out, e);
+    if (rc == 0)
+        rc = collect(p, &objects, v, &n, e);
+    if (rc == 0)
+        rc = jinja_render(choose(p, c), v, n, &o, out, e);
+    arena_release(&arena);
+    return rc;
 }
 
 /* The template writes BOS: the post-processor must not add another one. */

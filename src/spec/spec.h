@@ -164,8 +164,9 @@ struct spec {
     int64_t n_heads, n_kv_heads, head_dim, intermediate;
     bool tied_embeddings;
     const char *tokenizer_pattern; /* regular expression of a tiktoken.model; NULL: not stated */
-    int32_t bos_id;                /* -1 none */
-    int32_t eos_ids[16];           /* union of config and generation_config */
+    int64_t tokenizer_piece, tokenizer_run, tokenizer_reserved; /* see tiktoken() in arch-files.md; 0: none */
+    int32_t bos_id;                                             /* -1 none */
+    int32_t eos_ids[16];                                        /* union of config and generation_config */
     uint32_t n_eos;
     enum spec_activations activations;
     uint32_t kv_dtype, page_tokens;

@@ -370,6 +370,16 @@ static int model_facts(struct spec *s, const struct json *model, struct err *e)
     const char *pattern = json_string(json_get(model, "tiktoken"));
     if (pattern && (s->tokenizer_pattern = arena_strdup(&s->arena, pattern)) == NULL)
         return err_set(e, ERR_NOMEM, "no memory for a pattern");
+    const struct {
+        const char *key;
+        int64_t most, *out;
+    } rule[] = {{"tiktoken_piece", INT32_MAX, &s->tokenizer_piece},
+                {"tiktoken_run", INT32_MAX, &s->tokenizer_run},
+                {"tiktoken_reserved", 65536, &s->tokenizer_reserved}};
+    for (size_t i = 0; i < ARRAY_LEN(rule); i++)
+        if (json_get(model, rule[i].key) && !trace_int(model, rule[i].key, 1, rule[i].most, rule[i].out))
+            return err_set(e, ERR_FORMAT, "%s is no number from 1 to %lld", rule[i].key,
+                           (long long)rule[i].most);
     return ERR_OK;
 }
 

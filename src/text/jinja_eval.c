@@ -391,6 +391,14 @@ static enum jflow exec_filter_block(struct jrun *x, struct jscope *s, const stru
     return flow;
 }
 
+/* Values marked as safe are not told from others, so what would have to be escaped is not known. */
+static enum jflow exec_autoescape(struct jrun *x, struct jscope *s, const struct jnode *n, struct jbuf *out)
+{
+    if (jinja_truth(jinja_eval(x, s, n->a)))
+        jinja_fail(x, ERR_UNSUPPORTED, "autoescape is not implemented (false is)");
+    return jinja_exec(x, open_scope(x, s), n->body, out);
+}
+
 static enum jflow exec_body(struct jrun *x, struct jscope *s, const struct jnode *n, struct jbuf *out)
 {
     enum jflow flow = FLOW_NEXT;
@@ -426,6 +434,8 @@ static enum jflow exec_kind(struct jrun *x, struct jscope *s, const struct jnode
         v = make_macro(x, s, n->b);
         jinja_print(out, eval_call(x, s, n->a, &v));
         return FLOW_NEXT;
+    case N_AUTOESCAPE:
+        return exec_autoescape(x, s, n, out);
     case N_FILTERBLOCK:
         return exec_filter_block(x, s, n, out);
     case N_BREAK:

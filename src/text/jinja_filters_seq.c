@@ -17,7 +17,7 @@ static struct jval ignore_case(struct jrun *x, struct jval v)
 static struct jval sort_key(struct jrun *x, struct jval v, struct jval attribute, bool case_sensitive)
 {
     if (attribute.type != J_UNDEFINED && attribute.type != J_NONE)
-        v = jinja_dotted(x, v, attribute);
+        v = jinja_dotted(x, v, attribute, jinja_none());
     return case_sensitive ? v : ignore_case(x, v);
 }
 
@@ -142,21 +142,24 @@ struct jval filter_unique(struct jrun *x, struct jcall *c)
 
 struct jval filter_groupby(struct jrun *x, struct jcall *c)
 {
-    const struct jlist *l =
-        sorted(x, jinja_iterate(x, c->self), sort_key, c->arg[0], jcall_bool(c, 2, false), false);
+    const struct jlist *l = jinja_iterate(x, c->self);
     struct jlist *out = jlist_new(x, JL_LIST), *group = NULL;
-    struct jval last = jinja_none();
-    if (c->has[1])
-        jinja_fail(x, ERR_UNSUPPORTED, "groupby with a default is not implemented");
+    struct jval fallback = c->has[1] ? c->arg[1] : jinja_none(), last = jinja_none();
+    struct sort_item *items = jinja_alloc(x, 2 * (size_t)l->n, sizeof *items);
+    bool case_sensitive = jcall_bool(c, 2, false);
     for (uint32_t i = 0; i < l->n; i++) {
-        struct jval key = sort_key(x, l->items[i], c->arg[0], jcall_bool(c, 2, false));
-        if (group == NULL || !jinja_equal(x, key, last)) {
+        struct jval key = jinja_dotted(x, l->items[i], c->arg[0], fallback);
+        items[i] = (struct sort_item){case_sensitive ? key : ignore_case(x, key), l->items[i]};
+    }
+    merge_sort(x, items, items + l->n, l->n, false);
+    for (uint32_t i = 0; i < l->n; i++) {
+        if (group == NULL || !jinja_equal(x, items[i].key, last)) {
             group = jlist_new(x, JL_LIST);
-            struct jval shown = sort_key(x, l->items[i], c->arg[0], true);
+            struct jval shown = jinja_dotted(x, items[i].value, c->arg[0], fallback);
             jlist_push(x, out, jinja_pair(x, shown, jlist_val(group)));
-            last = key;
+            last = items[i].key;
         }
-        jlist_push(x, group, l->items[i]);
+        jlist_push(x, group, items[i].value);
     }
     return jlist_val(out);
 }
@@ -224,7 +227,7 @@ struct jval filter_join(struct jrun *x, struct jcall *c)
     for (uint32_t i = 0; i < l->n; i++) {
         struct jval v = l->items[i];
         if (c->has[1] && c->arg[1].type != J_NONE)
-            v = jinja_dotted(x, v, c->arg[1]);
+            v = jinja_dotted(x, v, c->arg[1], jinja_none());
         if (i && between)
             jbuf_add_str(&b, between, 0, between->n);
         jinja_spend(x, 1);
@@ -240,7 +243,7 @@ struct jval filter_sum(struct jrun *x, struct jcall *c)
     for (uint32_t i = 0; i < l->n; i++) {
         struct jval v = l->items[i];
         if (c->has[0] && c->arg[0].type != J_NONE)
-            v = jinja_dotted(x, v, c->arg[0]);
+            v = jinja_dotted(x, v, c->arg[0], jinja_none());
         sum = jinja_binary(x, OP_ADD, sum, v);
     }
     return sum;
@@ -334,10 +337,9 @@ struct jval filter_map(struct jrun *x, struct jcall *c)
         return jlist_val(out);
     const struct jlist *l = jinja_iterate(x, c->self);
     for (uint32_t i = 0; i < l->n; i++) {
-        struct jval v = fn ? apply(x, fn, c, 1, l->items[i]) : jinja_dotted(x, l->items[i], attribute);
-        if (!fn && has_default && fallback.type != J_NONE && v.type == J_UNDEFINED)
-            v = fallback;
-        jlist_push(x, out, v);
+        jlist_push(x, out,
+                   fn ? apply(x, fn, c, 1, l->items[i])
+                      : jinja_dotted(x, l->items[i], attribute, has_default ? fallback : jinja_none()));
     }
     return jlist_val(out);
 }
@@ -360,7 +362,7 @@ static struct jval choose(struct jrun *x, struct jcall *c, bool by_attribute, bo
                        name->s);
     }
     for (uint32_t i = 0; i < l->n; i++) {
-        struct jval v = by_attribute ? jinja_dotted(x, l->items[i], c->args[0]) : l->items[i];
+        struct jval v = by_attribute ? jinja_dotted(x, l->items[i], c->args[0], jinja_none()) : l->items[i];
         jinja_spend(x, 1);
         if (jinja_truth(fn ? apply(x, fn, c, at + 1, v) : v) == wanted)
             jlist_push(x, out, l->items[i]);

@@ -133,6 +133,7 @@ enum jkind {
     N_MACRO,       /* id, items: parameters (N_KEYWORD, a: default or NULL), body */
     N_CALLBLOCK,   /* a call, b macro */
     N_FILTERBLOCK, /* a filter, body */
+    N_AUTOESCAPE,  /* a condition, body */
     N_BREAK,
     N_CONTINUE,
 };
@@ -427,7 +428,8 @@ struct jval jinja_unary(struct jrun *x, enum jop op, struct jval a);
 struct jval jinja_item(struct jrun *x, struct jval a, struct jval key);
 struct jval jinja_attr(struct jrun *x, struct jval a, const struct jstr *name);
 struct jval jinja_slice(struct jrun *x, struct jval a, const struct jval bound[3]);
-struct jval jinja_dotted(struct jrun *x, struct jval v, struct jval attribute); /* 'a.b.0' of filters */
+/* 'a.b.0' of filters; fallback stands in for every part that is undefined, if it is not None */
+struct jval jinja_dotted(struct jrun *x, struct jval v, struct jval attribute, struct jval fallback);
 
 /* jinja_format.c */
 struct jval jinja_percent(struct jrun *x, const struct jstr *f, struct jval args);

@@ -369,16 +369,21 @@ static struct jval dotted_step(struct jrun *x, struct jval v, const struct jstr 
     return jinja_item(x, v, digits ? jinja_int(index) : jinja_str(part));
 }
 
-struct jval jinja_dotted(struct jrun *x, struct jval v, struct jval attribute)
+static struct jval or_else(struct jval v, struct jval fallback)
+{
+    return v.type == J_UNDEFINED && fallback.type != J_NONE ? fallback : v;
+}
+
+struct jval jinja_dotted(struct jrun *x, struct jval v, struct jval attribute, struct jval fallback)
 {
     if (attribute.type != J_STRING)
-        return jinja_item(x, v, attribute);
+        return or_else(jinja_item(x, v, attribute), fallback);
     const struct jstr *s = attribute.as.s;
     for (size_t from = 0;;) {
         const char *dot = memchr(s->s + from, '.', s->n - from);
         size_t to = dot ? (size_t)(dot - s->s) : s->n;
         jinja_spend(x, 1);
-        v = dotted_step(x, v, jinja_sub(x, s, from, to - from).as.s);
+        v = or_else(dotted_step(x, v, jinja_sub(x, s, from, to - from).as.s), fallback);
         if (dot == NULL)
             return v;
         from = to + 1;

@@ -344,6 +344,31 @@ static const struct jnode *parse_call_block(struct jparser *p)
     return jparse_done(p, n);
 }
 
+static const struct jnode *parse_autoescape(struct jparser *p)
+{
+    struct jnode *n = jparse_node(p, N_AUTOESCAPE);
+    n->a = jparse_expression(p, true);
+    n->body = parse_until(p, "endautoescape");
+    return jparse_done(p, n);
+}
+
+/* {% print a, b %} is {{ a }}{{ b }}. */
+static const struct jnode *parse_print_tag(struct jparser *p)
+{
+    struct jnode *n = jparse_node(p, N_BODY);
+    struct jnodes items = {0};
+    while (jparse_peek(p)->kind != TOK_BLOCK_END) {
+        if (items.n)
+            jparse_expect_op(p, ",");
+        struct jnode *print = jparse_node(p, N_PRINT);
+        print->a = jparse_expression(p, true);
+        jparse_push(p, &items, jparse_done(p, print));
+    }
+    n->items = items.items;
+    n->n = (uint32_t)items.n;
+    return jparse_done(p, n);
+}
+
 static const struct jnode *parse_filter_block(struct jparser *p)
 {
     struct jnode *n = jparse_node(p, N_FILTERBLOCK);
@@ -394,12 +419,13 @@ static const struct jnode *parse_statement(struct jparser *p)
         {"macro", parse_macro},
         {"call", parse_call_block},
         {"filter", parse_filter_block},
+        {"autoescape", parse_autoescape},
+        {"print", parse_print_tag},
         {"generation", parse_generation},
         {"break", parse_break},
         {"continue", parse_continue},
     };
-    static const char *const refused[] = {"extends", "block",      "include", "import",
-                                          "from",    "autoescape", "print"};
+    static const char *const refused[] = {"extends", "block", "include", "import", "from"};
     const struct jtoken *t = jparse_expect_name(p);
     for (size_t i = 0; i < ARRAY_LEN(statements); i++)
         if (is_text(t, TOK_NAME, statements[i].name))

@@ -17,22 +17,30 @@ struct tokenizer;
 /* tokenizer_json: whole file, parsed here. ERR_FORMAT, ERR_UNSUPPORTED (names the component), ERR_LIMIT,
  * ERR_NOMEM. Immutable afterwards: any number of threads may use it. */
 int tokenizer_open(struct tokenizer **out, const char *json, size_t n, struct mem *mem, struct err *e);
+/* What a release's own code says about its tiktoken.model. Characters are code points; 0: no limit, none. */
+struct tiktoken_rule {
+    const char *pattern;  /* cuts text: a regular expression of Rust's fancy-regex, UTF-8; NULL: not stated */
+    uint32_t piece_chars; /* text between added tokens is first cut after so many characters, */
+    uint32_t run_chars;   /* and a run of white space, or of what is none (Python's isspace), after so many */
+    uint32_t reserved;    /* so many ids from the number of ranks on are special tokens, if need be
+                             "<|reserved_token_ID|>" */
+};
 /* tiktoken's file: one line "BASE64 RANK" for each token. It says neither how text is cut nor which special
- * tokens there are: pattern (a regular expression of Rust's fancy-regex, UTF-8) and special come from
- * elsewhere and are copied. Errors as above; ERR_FORMAT names the line. */
+ * tokens there are: rule and special come from elsewhere and are copied. Errors as above; ERR_FORMAT names
+ * the line. */
 struct tiktoken_special {
     int32_t id;
     const char *text;
     bool special; /* false: it is found in any text, and decodes as text */
 };
-int tokenizer_open_tiktoken(struct tokenizer **out, const char *ranks, size_t n, const char *pattern,
-                            const struct tiktoken_special *special, size_t n_special, struct mem *mem,
-                            struct err *e);
+int tokenizer_open_tiktoken(struct tokenizer **out, const char *ranks, size_t n,
+                            const struct tiktoken_rule *rule, const struct tiktoken_special *special,
+                            size_t n_special, struct mem *mem, struct err *e);
 /* The same for a model directory: config is its tokenizer_config.json (or NULL), whose "added_tokens_decoder"
- * has the special tokens and whose "pat_str", if it is there, is the pattern; else fallback is (or NULL:
- * ERR_UNSUPPORTED). */
+ * has the special tokens and whose "pat_str", if it is there, is the pattern instead of the rule's
+ * (ERR_UNSUPPORTED where neither states one). */
 int tokenizer_open_ranks(struct tokenizer **out, const char *ranks, size_t n, const struct json *config,
-                         const char *fallback, struct mem *mem, struct err *e);
+                         const struct tiktoken_rule *rule, struct mem *mem, struct err *e);
 void tokenizer_close(struct tokenizer *t);
 
 uint32_t tokenizer_vocab(const struct tokenizer *t); /* largest id + 1, added tokens included */

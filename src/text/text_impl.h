@@ -112,6 +112,7 @@ struct pre_stage {
     enum split_behavior behavior;
     struct span replacement; /* or the pattern, or the delimiter */
     struct regex *regex;
+    uint32_t piece_chars, run_chars; /* of text_add_cut; 0: no limit */
 };
 
 /* Per-token decoders, then at most one that joins bytes, then what may follow it. */
@@ -269,6 +270,8 @@ struct encoder {
 };
 /* Pre-tokenizers from `stage` on, then the model. first: the piece begins the text. */
 int text_run_pre(struct encoder *x, size_t stage, const char *s, size_t n, bool first);
+/* Adds a stage of no file: struct tiktoken_rule says what it does. */
+void text_add_cut(struct tokenizer *t, uint32_t piece_chars, uint32_t run_chars);
 bool text_pre_is_byte_level(const struct pre_stage *s);
 bool text_pre_keeps_all(const struct pre_stage *s); /* no character of a text is lost */
 /* Ids of one word; alphabet: its bytes are to be written in the byte-level alphabet first. */

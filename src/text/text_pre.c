@@ -6,6 +6,7 @@
  */
 #include <string.h>
 
+#include "text/jinja_impl.h"
 #include "text/text_impl.h"
 
 static const char part[] = "pre_tokenizer";
@@ -386,6 +387,35 @@ static int run_bert(struct encoder *x, size_t stage, struct piece p)
     return rc;
 }
 
+/* What tiktoken's callers do since it fails on long text: cuts that tokens do not reach across. */
+static int run_cut(struct encoder *x, size_t stage, struct piece p)
+{
+    const struct pre_stage *s = &x->t->pre[stage];
+    struct splitter c = {x, stage, p, SPLIT_ISOLATED, false, 0, 0, false, false};
+    size_t done = 0, len;
+    uint32_t chars = 0, run = 0;
+    bool last = false;
+    int rc = ERR_OK;
+    for (size_t i = 0; i < p.n && rc == 0; i += len) {
+        uint32_t code = 0;
+        len = utf8_decode(p.s + i, p.n - i, &code);
+        if (len == 0)
+            BUG("text was checked to be UTF-8");
+        bool space = junicode_space(code), full = s->piece_chars && chars == s->piece_chars;
+        if (full)
+            chars = 0;
+        run = chars == 0 || space != last ? 1 : run + 1;
+        if (full || (s->run_chars && run > s->run_chars)) {
+            rc = emit(&c, done, i);
+            done = i;
+            run = 1;
+        }
+        last = space;
+        chars++;
+    }
+    return rc ? rc : emit(&c, done, p.n);
+}
+
 /* ---- the table ---- */
 
 static const struct pre_type types[] = {
@@ -418,6 +448,14 @@ int text_read_pre_tokenizer(struct tokenizer *t, const struct json *v, unsigned 
     return text_not_implemented(part, v, e);
 }
 
+void text_add_cut(struct tokenizer *t, uint32_t piece_chars, uint32_t run_chars)
+{
+    static const struct pre_type cut = {"", NULL, run_cut};
+    if (t->n_pre == TEXT_MAX_STAGES)
+        BUG("a tokenizer with too many stages of our own");
+    t->pre[t->n_pre++] = (struct pre_stage){.type = &cut, .piece_chars = piece_chars, .run_chars = run_chars};
+}
+
 int text_run_pre(struct encoder *x, size_t stage, const char *s, size_t n, bool first)
 {
     if (n == 0)
@@ -435,6 +473,7 @@ bool text_pre_is_byte_level(const struct pre_stage *s)
 bool text_pre_keeps_all(const struct pre_stage *s)
 {
     bool split = s->type->run == run_split && s->behavior != SPLIT_REMOVED;
-    return split || s->type->run == run_byte_level || s->type->run == run_metaspace ||
-           s->type->run == run_digits || (s->type->run == run_punctuation && s->behavior != SPLIT_REMOVED);
+    return split || s->type->run == run_byte_level || s->type->run == run_cut ||
+           s->type->run == run_metaspace || s->type->run == run_digits ||
+           (s->type->run == run_punctuation && s->behavior != SPLIT_REMOVED);
 }

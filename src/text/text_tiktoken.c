@@ -106,11 +106,38 @@ static int add_special(struct tokenizer *t, const struct tiktoken_special *list,
         if (rc)
             return rc;
     }
-    return text_build_tries(t, e);
+    return ERR_OK;
+}
+
+/* Ids behind the ranks that special_tokens did not name. */
+static int add_reserved(struct tokenizer *t, uint32_t reserved, struct err *e)
+{
+    uint32_t base = t->n_vocab;
+    struct added *all = arena_alloc_n(&t->arena, t->n_added + (size_t)reserved, sizeof *all);
+    if (all == NULL)
+        return err_set(e, ERR_NOMEM, "out of memory for the special tokens");
+    if (t->n_added)
+        memcpy(all, t->added, t->n_added * sizeof *all);
+    t->added = all;
+    for (uint32_t id = base; id < base + reserved; id++) {
+        if (id >= t->n_ids)
+            return err_set(e, ERR_FORMAT, "tiktoken file: no room for %u special tokens", reserved);
+        if (t->tokens[id].flags & TOKEN_PRESENT)
+            continue;
+        char *name = arena_printf(&t->arena, "<|reserved_token_%u|>", id);
+        if (name == NULL)
+            return err_set(e, ERR_NOMEM, "out of memory for the special tokens");
+        struct span content = {name, strlen(name)};
+        t->added[t->n_added++] = (struct added){.id = (int32_t)id, .special = true, .content = content};
+        int rc = text_set_token(t, id, content, TOKEN_ADDED | TOKEN_SPECIAL, e);
+        if (rc)
+            return rc;
+    }
+    return ERR_OK;
 }
 
 /* What a rank file leaves out, said as tokenizer.json would. */
-static int add_stages(struct tokenizer *t, const char *pattern, struct err *e)
+static int add_stages(struct tokenizer *t, const struct tiktoken_rule *rule, struct err *e)
 {
     static const char split[] =
         "{\"type\":\"Split\",\"behavior\":\"Isolated\",\"pattern\":{\"String\":\" \"}}";
@@ -119,6 +146,9 @@ static int add_stages(struct tokenizer *t, const char *pattern, struct err *e)
     const struct json *v[2];
     arena_init(&a, NULL, MEM_TEXT);
     int rc = json_parse(split, strlen(split), NULL, &a, &v[0], e);
+    if (rule->piece_chars || rule->run_chars)
+        text_add_cut(t, rule->piece_chars, rule->run_chars);
+    struct pre_stage *cut_by_pattern = &t->pre[t->n_pre];
     if (rc == 0)
         rc = json_parse(bytes, strlen(bytes), NULL, &a, &v[1], e);
     for (int i = 0; i < 2 && rc == 0; i++)
@@ -126,7 +156,8 @@ static int add_stages(struct tokenizer *t, const char *pattern, struct err *e)
     if (rc == 0)
         rc = text_read_decoder(t, v[1], 0, e);
     if (rc == 0)
-        rc = regex_compile(&t->pre[0].regex, pattern, strlen(pattern), REGEX_RUST, "tiktoken", e);
+        rc = regex_compile(&cut_by_pattern->regex, rule->pattern, strlen(rule->pattern), REGEX_RUST,
+                           "tiktoken", e);
     arena_release(&a);
     return rc;
 }
@@ -146,7 +177,7 @@ static int check_bytes(const struct tokenizer *t, struct err *e)
     return rc;
 }
 
-static int read_all(struct tokenizer *t, const char *ranks, size_t n, const char *pattern,
+static int read_all(struct tokenizer *t, const char *ranks, size_t n, const struct tiktoken_rule *rule,
                     const struct tiktoken_special *special, size_t n_special, struct err *e)
 {
     size_t lines = 1;
@@ -155,6 +186,8 @@ static int read_all(struct tokenizer *t, const char *ranks, size_t n, const char
         lines += ranks[i] == '\n';
     for (size_t i = 0; i < n_special; i++)
         top = special[i].id > top ? special[i].id : top;
+    if (rule->reserved > TEXT_SPARSE_IDS)
+        return err_set(e, ERR_LIMIT, "%u reserved tokens, more than %u", rule->reserved, TEXT_SPARSE_IDS);
     if (lines > TEXT_MAX_MERGES / 4 || n_special > TEXT_SPARSE_IDS)
         return err_set(e, ERR_LIMIT, "tiktoken file: %zu lines, more than %u", lines, TEXT_MAX_MERGES / 4);
     uint64_t room = 2 * ((uint64_t)lines + n_special) + TEXT_SPARSE_IDS;
@@ -169,12 +202,16 @@ static int read_all(struct tokenizer *t, const char *ranks, size_t n, const char
     int rc = read_ranks(t, ranks, n, lines, e);
     if (rc == 0)
         rc = add_special(t, special, n_special, e);
+    if (rc == 0)
+        rc = add_reserved(t, rule->reserved, e);
+    if (rc == 0)
+        rc = text_build_tries(t, e);
     while (rc == 0 && t->n_ids > 0 && !(t->tokens[t->n_ids - 1].flags & TOKEN_PRESENT))
         t->n_ids--;
     if (rc == 0)
         rc = check_bytes(t, e);
     if (rc == 0)
-        rc = add_stages(t, pattern, e);
+        rc = add_stages(t, rule, e);
     t->bpe.ignore_merges = true;
     if (rc == 0)
         rc = bpe_merges_from_ranks(t, e);
@@ -185,14 +222,14 @@ static int read_all(struct tokenizer *t, const char *ranks, size_t n, const char
     return rc;
 }
 
-int tokenizer_open_tiktoken(struct tokenizer **out, const char *ranks, size_t n, const char *pattern,
-                            const struct tiktoken_special *special, size_t n_special, struct mem *mem,
-                            struct err *e)
+int tokenizer_open_tiktoken(struct tokenizer **out, const char *ranks, size_t n,
+                            const struct tiktoken_rule *rule, const struct tiktoken_special *special,
+                            size_t n_special, struct mem *mem, struct err *e)
 {
     struct tokenizer *t = tokenizer_new(mem);
     if (t == NULL)
         return err_set(e, ERR_NOMEM, "out of memory for the tokenizer");
-    int rc = read_all(t, ranks, n, pattern, special, n_special, e);
+    int rc = read_all(t, ranks, n, rule, special, n_special, e);
     if (rc) {
         tokenizer_close(t);
         return rc;
@@ -226,20 +263,22 @@ static int special_tokens(const struct json *config, struct arena *arena, struct
 }
 
 int tokenizer_open_ranks(struct tokenizer **out, const char *ranks, size_t n, const struct json *config,
-                         const char *fallback, struct mem *mem, struct err *e)
+                         const struct tiktoken_rule *rule, struct mem *mem, struct err *e)
 {
     struct tiktoken_special *special = NULL;
     struct arena a;
     size_t n_special;
-    const char *pattern = json_string(json_get(config, "pat_str"));
-    if (pattern == NULL && (pattern = fallback) == NULL)
+    const char *own = json_string(json_get(config, "pat_str"));
+    struct tiktoken_rule r = *rule;
+    r.pattern = own ? own : rule->pattern;
+    if (r.pattern == NULL)
         return err_set(e, ERR_UNSUPPORTED,
                        "tiktoken.model needs a pattern that cuts text: neither \"pat_str\" of "
                        "tokenizer_config.json nor the architecture file has one");
     arena_init(&a, NULL, MEM_TEXT);
     int rc = special_tokens(config, &a, &special, &n_special, e);
     if (rc == 0)
-        rc = tokenizer_open_tiktoken(out, ranks, n, pattern, special, n_special, mem, e);
+        rc = tokenizer_open_tiktoken(out, ranks, n, &r, special, n_special, mem, e);
     arena_release(&a);
     return rc;
 }

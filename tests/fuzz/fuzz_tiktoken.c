@@ -48,7 +48,8 @@ static void try_pattern(const uint8_t *data, size_t size)
     size_t n = end ? (size_t)(end - data) : size, length = end ? size - n - 1 : 0;
     strbuf_add(&pattern, (const char *)data, n);
     ranks_of_bytes(&ranks);
-    int rc = tokenizer_open_tiktoken(&t, ranks.data, ranks.len, strbuf_cstr(&pattern), NULL, 0, NULL, &e);
+    const struct tiktoken_rule rule = {.pattern = strbuf_cstr(&pattern), .piece_chars = 40, .run_chars = 7};
+    int rc = tokenizer_open_tiktoken(&t, ranks.data, ranks.len, &rule, NULL, 0, NULL, &e);
     if (rc && (t || e.message[0] == '\0'))
         abort();
     if (rc == 0)
@@ -67,7 +68,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         return 0;
     }
     const struct tiktoken_special special = {300, "[EOS]", true};
-    int rc = tokenizer_open_tiktoken(&t, (const char *)data, size, " ?\\p{L}+", &special, 1, NULL, &e);
+    const struct tiktoken_rule rule = {.pattern = " ?\\p{L}+", .reserved = 60};
+    int rc = tokenizer_open_tiktoken(&t, (const char *)data, size, &rule, &special, 1, NULL, &e);
     if (rc && (t || e.message[0] == '\0'))
         abort();
     if (rc == 0)

@@ -305,6 +305,7 @@ static void errors_name_the_line(void **state)
         {"a\n\n{% if %}", ERR_FORMAT, "line 3"},
         {"{{ x | from_json }}", ERR_UNSUPPORTED, "from_json"},
         {"{% include 'x' %}", ERR_UNSUPPORTED, "include"},
+        {"{% autoescape true %}{% endautoescape %}", ERR_UNSUPPORTED, "autoescape"},
         {"\xff", ERR_FORMAT, "UTF-8"},
         {"{{ [1].append(2) }}", ERR_INVALID, "append"},
         {"{{ raise_exception('no: ' ~ 1) }}", ERR_INVALID, "no: 1"},

@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -28,8 +29,14 @@ struct fixture {
     char dir[64];
 };
 
-static const char *const files[] = {"tokenizer.json", "tokenizer_config.json", "chat_template.jinja",
-                                    "tiktoken.model"};
+static const char *const files[] = {"tokenizer.json",
+                                    "tokenizer_config.json",
+                                    "chat_template.jinja",
+                                    "tiktoken.model",
+                                    "chat_template.json",
+                                    "additional_chat_templates/tool_use.jinja",
+                                    "additional_chat_templates/rag.jinja",
+                                    "additional_chat_templates"};
 
 /* contents by index of `files`; NULL: the tiny tokenizer for the first, no file for the others. "" : no file.
  */
@@ -41,7 +48,7 @@ static struct fixture *open_front(const char *tokenizer, const char *config, con
     char path[128];
     assert_non_null(f);
     tiny_tokenizer(&tiny, &(struct tiny_options){0});
-    const char *contents[] = {tokenizer ? tokenizer : tiny.data, config, template, NULL};
+    const char *contents[ARRAY_LEN(files)] = {tokenizer ? tokenizer : tiny.data, config, template};
     f->d0.log.fd = -1;
     snprintf(f->dir, sizeof f->dir, "/tmp/day0-prompt-XXXXXX");
     assert_non_null(mkdtemp(f->dir));
@@ -72,7 +79,8 @@ static void close_front(struct fixture *f)
     char path[128];
     for (size_t i = 0; i < ARRAY_LEN(files); i++) {
         snprintf(path, sizeof path, "%s/%s", f->dir, files[i]);
-        unlink(path);
+        if (unlink(path))
+            rmdir(path);
     }
     rmdir(f->dir);
     prompt_close(f->front);
@@ -312,6 +320,87 @@ static void templates_by_name(void **state)
     close_front(f);
 }
 
+static void add_file(const struct fixture *f, const char *name, const char *text)
+{
+    struct err e = {0};
+    char path[192];
+    snprintf(path, sizeof path, "%s/additional_chat_templates", f->dir);
+    if (strstr(name, "additional_chat_templates/"))
+        mkdir(path, 0700);
+    snprintf(path, sizeof path, "%s/%s", f->dir, name);
+    assert_int_equal(file_write_atomic(path, text, strlen(text), &e), 0);
+}
+
+/* Where transformers looks, in its order. */
+static void templates_of_a_directory(void **state)
+{
+    (void)state;
+    static const char user[] = "[{\"role\":\"user\",\"content\":\"a\"}]";
+    struct fixture *f = open_front(NULL, "{\"chat_template\":\"config\"}", NULL);
+    add_file(f, "chat_template.json", "{\"chat_template\":\"processor {{ messages[0].content }}\"}");
+    open_it(f);
+    struct prompt_chat c = {.messages = parse(f, user)};
+    chat_is(f, &c, "processor a", NULL);
+    close_front(f);
+
+    f = open_front(NULL, NULL, NULL); /* named ones there too */
+    add_file(f, "chat_template.json",
+             "{\"chat_template\":[{\"name\":\"tool_use\",\"template\":\"T\"},"
+             "{\"name\":\"default\",\"template\":\"D\"}]}");
+    open_it(f);
+    c = (struct prompt_chat){.messages = parse(f, user)};
+    chat_is(f, &c, "D", NULL);
+    c.tools = parse(f, "[1]");
+    chat_is(f, &c, "T", NULL);
+    close_front(f);
+
+    f = open_front(NULL, "{\"chat_template\":\"config\"}", "file");
+    add_file(f, "chat_template.json", "{\"chat_template\":\"processor\"}");
+    add_file(f, "additional_chat_templates/tool_use.jinja", "tools {{ tools }}");
+    add_file(f, "additional_chat_templates/rag.jinja", "rag");
+    open_it(f);
+    assert_int_equal(f->front->n_templates, 3);
+    assert_string_equal(f->front->templates[0].name, "default");
+    assert_string_equal(f->front->templates[1].name, "rag");
+    assert_string_equal(f->front->templates[2].name, "tool_use");
+    c = (struct prompt_chat){.messages = parse(f, user)};
+    chat_is(f, &c, "file", NULL);
+    c.tools = parse(f, "[1]");
+    chat_is(f, &c, "tools [1]", NULL);
+    close_front(f);
+}
+
+static void arguments_are_objects(void **state)
+{
+    (void)state;
+    static const char walk[] =
+        "{% for t in messages[0].tool_calls %}{% set a = (t.function or t).arguments %}"
+        "{% if a is mapping %}{% for k, v in a|items %}{{ k }}={{ v }};{% endfor %}"
+        "{% else %}[{{ a }}]{% endif %}{{ t.function.arguments_text }}{% endfor %}";
+    static const struct {
+        const char *arguments, *expected;
+    } cases[] = {
+        {"\"{\\\"b\\\": 1, \\\"a\\\": [1.0, 1e30, null]}\"", "b=1;a=[1.0, 1e+30, None];"},
+        {"{\"b\": 2}", "b=2;"},
+        {"\"[1]\"", "[[1]]"},
+        {"\"{\\\"b\\\"\"", "[{\"b\"]"},
+        {"\"\"", "[]"},
+        {"null", "[None]"},
+    };
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        struct fixture *f = open_front(NULL, NULL, walk);
+        char text[256];
+        snprintf(text, sizeof text,
+                 "[{\"role\":\"assistant\",\"tool_calls\":[{\"type\":\"function\",\"function\":"
+                 "{\"name\":\"f\",\"arguments\":%s}}]}]",
+                 cases[i].arguments);
+        open_it(f);
+        struct prompt_chat c = {.messages = parse(f, text)};
+        chat_is(f, &c, cases[i].expected, NULL);
+        close_front(f);
+    }
+}
+
 static void bad_templates_and_messages(void **state)
 {
     (void)state;
@@ -368,6 +457,10 @@ static void what_is_wrong_is_found(void **state)
     f = open_front(NULL, NULL, NULL);
     f->spec.eos_ids[1] = 320;
     finds(f, FINDING_T003, "320");
+    f = open_front(NULL, NULL, NULL); /* what an architecture file says of outputs */
+    f->spec.output = parse(f, "{\"reasonin\":{}}");
+    f->spec.arch_name = "odd.lua";
+    finds(f, FINDING_C007, "reasonin");
 }
 
 /* All bytes by rank, then "ab"; written here in base64 by hand. */
@@ -398,6 +491,9 @@ static void ranks_of_tiktoken(void **state)
         struct fixture *f = open_front("", text, NULL);
         f->spec.bos_id = -1;
         f->spec.tokenizer_pattern = "[ab]+|.";
+        f->spec.tokenizer_reserved = 45; /* 257 to 301: 300 has a name */
+        f->spec.tokenizer_run = 5;
+        f->spec.tokenizer_piece = 7;
         write_ranks(f);
         open_it(f);
         assert_non_null(f->front);
@@ -406,6 +502,11 @@ static void ranks_of_tiktoken(void **state)
             text_is(f, "ab[EOS]", 3, (const int32_t[]){'a', 'b', 300});
         else
             text_is(f, "ab[EOS]", 2, (const int32_t[]){256, 300});
+        text_is(f, "[EOS]<|reserved_token_301|>", 2, (const int32_t[]){300, 301});
+        if (!own) { /* a run of 6 is cut after 5, a text of 8 after 7 */
+            text_is(f, "bbbbab", 6, (const int32_t[]){'b', 'b', 'b', 'b', 'a', 'b'});
+            text_is(f, "b b b ab", 8, (const int32_t[]){'b', ' ', 'b', ' ', 'b', ' ', 'a', 'b'});
+        }
         close_front(f);
     }
     struct fixture *f = open_front("", NULL, NULL);
@@ -426,6 +527,8 @@ int main(void)
         cmocka_unit_test(templates_are_rendered),
         cmocka_unit_test(messages_forge_nothing),
         cmocka_unit_test(templates_by_name),
+        cmocka_unit_test(templates_of_a_directory),
+        cmocka_unit_test(arguments_are_objects),
         cmocka_unit_test(bad_templates_and_messages),
         cmocka_unit_test(ranks_of_tiktoken),
         cmocka_unit_test(what_is_wrong_is_found),

@@ -495,14 +495,16 @@ static void tiktoken_files_are_checked(void **state)
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
         struct tokenizer *t = NULL;
         struct err e = {0};
-        int rc = tokenizer_open_tiktoken(&t, cases[i].text, strlen(cases[i].text), "a", NULL, 0, NULL, &e);
+        const struct tiktoken_rule rule = {.pattern = "a"};
+        int rc = tokenizer_open_tiktoken(&t, cases[i].text, strlen(cases[i].text), &rule, NULL, 0, NULL, &e);
         assert_null(t);
         if (rc != ERR_FORMAT || !strstr(e.message, cases[i].what))
             fail_msg("%s: %s: %s", cases[i].text, err_name(rc), e.message);
     }
     struct tokenizer *t = NULL;
     struct err e = {0};
-    assert_int_equal(tokenizer_open_ranks(&t, "", 0, NULL, NULL, NULL, &e), ERR_UNSUPPORTED);
+    assert_int_equal(tokenizer_open_ranks(&t, "", 0, NULL, &(struct tiktoken_rule){0}, NULL, &e),
+                     ERR_UNSUPPORTED);
     assert_non_null(strstr(e.message, "pat_str"));
 }
 

@@ -198,6 +198,7 @@ static bool read_gz(struct arena *a, const char *path, char **out, size_t *n)
     int got = gzread(z, *out, (unsigned)room);
     gzclose(z);
     assert_true(got > 0 && (size_t)got < room);
+    (*out)[got] = '\0';
     *n = (size_t)got;
     return true;
 }
@@ -246,6 +247,105 @@ static void real_tokenizers(void **state)
     }
 }
 
+/* ---- published vectors ---- */
+
+/* llama.cpp's texts and ids for a vocabulary; NULL where the material has no tokenizer of it. */
+static const struct vectors {
+    const char *name, *tokenizer;
+    bool without_added;
+} vectors[] = {
+    {"gpt-2", "gpt2", true}, /* this file has tokens for runs of spaces and tabs, which GPT-2 had not */
+    {"phi-3", "phi3-v", false},
+    {"qwen2", "qwen3", false}, /* the same ranks; what Qwen3 added stands in none of the texts */
+    {"deepseek-llm", NULL, false},
+};
+#define VECTORS_PER_FILE 46
+
+/* One line "id id ..." against the ids of a text; prints a difference. */
+static bool same_ids(const char *name, size_t number, const char **line, const struct ids *ids)
+{
+    const char *at = *line, *end = strchr(at, '\n');
+    assert_non_null(end);
+    size_t n = 0, wrong = 0;
+    while (at < end) {
+        char *after;
+        long id = strtol(at, &after, 10);
+        if (after > end || after == at)
+            break;
+        wrong += n >= ids->n || ids->data[n] != id;
+        n++;
+        at = after;
+    }
+    *line = end + 1;
+    if (wrong == 0 && n == ids->n)
+        return true;
+    print_message("%s: text %zu has other ids (%zu, expected %zu)\n", name, number, ids->n, n);
+    return false;
+}
+
+static void vectors_of(struct tokenizer *t, const char *name, char *texts, const char *expected)
+{
+    static const char mark[] = "\n__ggml_vocab_test__\n";
+    struct ids ids = {0};
+    size_t number = 0, bad = 0;
+    for (char *at = texts, *next; at; at = next, number++) {
+        char *hit = strstr(at, mark);
+        struct strbuf s = STRBUF_INIT;
+        next = hit ? hit + strlen(mark) : NULL;
+        strbuf_add(&s, at, hit ? (size_t)(hit - at) : strlen(at));
+        if (hit) { /* what follows the last mark is no text */
+            encode(t, &s, 0, &ids);
+            bad += !same_ids(name, number, &expected, &ids);
+        } else {
+            number--;
+        }
+        strbuf_release(&s);
+    }
+    assert_int_equal(number, VECTORS_PER_FILE);
+    assert_int_equal(*expected, '\0');
+    assert_int_equal(bad, 0);
+    ids_release(&ids);
+}
+
+static void published_vectors(void **state)
+{
+    (void)state;
+    unsigned absent = 0;
+    for (size_t i = 0; i < sizeof vectors / sizeof vectors[0]; i++) {
+        const struct vectors *v = &vectors[i];
+        struct arena a;
+        struct tokenizer *t = NULL;
+        struct err e = {0};
+        char *json, *texts, *expected;
+        size_t n, bytes;
+        if (v->tokenizer == NULL)
+            continue;
+        arena_init(&a, NULL, MEM_MISC);
+        const char *dir = arena_printf(&a, "%s/tokenizers", material());
+        if (!read_gz(&a, arena_printf(&a, "%s/%s/tokenizer.json.gz", dir, v->tokenizer), &json, &n) ||
+            file_read(arena_printf(&a, "%s/vectors/%s.inp", dir, v->name), MAX_FILE, &a, &texts, &bytes,
+                      &e) ||
+            file_read(arena_printf(&a, "%s/vectors/%s.out", dir, v->name), MAX_FILE, &a, &expected, &bytes,
+                      &e)) {
+            print_message("no vectors of %s (set DAY0_MATERIAL)\n", v->name);
+            absent++;
+        } else {
+            char *added = v->without_added ? strstr(json, "\"added_tokens\"") : NULL;
+            assert_true(!v->without_added || added);
+            if (added)
+                memcpy(added, "\"other_tokens\"", strlen("\"added_tokens\""));
+            assert_int_equal(tokenizer_open(&t, json, n, NULL, &e), ERR_OK);
+            vectors_of(t, v->name, texts, expected);
+        }
+        tokenizer_close(t);
+        arena_release(&a);
+    }
+    if (absent) {
+        print_message("SKIP: %u sets of vectors\n", absent);
+        skip();
+    }
+}
+
 /* ---- small ones, of each model ---- */
 
 static void small_tokenizers(void **state)
@@ -272,8 +372,8 @@ static void small_tokenizers(void **state)
             json_i64(&special->as.members[k].value, &id);
             names[k] = (struct tiktoken_special){(int32_t)id, special->as.members[k].key, true};
         }
-        if (special ? tokenizer_open_tiktoken(&t, data, n, json_string(json_get(entry, "pattern")), names,
-                                              special->n, NULL, &e)
+        const struct tiktoken_rule rule = {.pattern = json_string(json_get(entry, "pattern"))};
+        if (special ? tokenizer_open_tiktoken(&t, data, n, &rule, names, special->n, NULL, &e)
                     : tokenizer_open(&t, data, n, NULL, &e))
             fail_msg("%s: %s", file, e.message);
         bad += differences(f, t, entry, file);
@@ -290,6 +390,48 @@ static void small_tokenizers(void **state)
         arena_release(&a);
     }
     assert_int_equal(bad, 0);
+}
+
+/* The rule by which Kimi's code cuts long text, run in Python, between tiktoken's calls. */
+static void long_texts_are_cut(void **state)
+{
+    struct fixture *f = *state;
+    const struct json *list = json_get(f->reference, "cuts"), *made = json_get(f->reference, "made");
+    const struct json *entry = json_at(made, made->n - 1);
+    struct tokenizer *t = NULL, *uncut = NULL;
+    struct err e = {0};
+    struct ids ids = {0};
+    unsigned matter = 0;
+    char *data, hash[17];
+    size_t n;
+    assert_string_equal(json_string(json_get(entry, "file")), "small.tiktoken");
+    struct tiktoken_rule rule = {json_string(json_get(entry, "pattern")), 400000, 25000, 0};
+    assert_int_equal(file_read(DIR "/small.tiktoken", MAX_FILE, &f->a, &data, &n, &e), ERR_OK);
+    assert_int_equal(tokenizer_open_tiktoken(&t, data, n, &rule, NULL, 0, NULL, &e), ERR_OK);
+    rule.piece_chars = rule.run_chars = 0;
+    assert_int_equal(tokenizer_open_tiktoken(&uncut, data, n, &rule, NULL, 0, NULL, &e), ERR_OK);
+    assert_true(list->n >= 10);
+    for (uint32_t i = 0; i < list->n; i++) {
+        const struct json *parts = json_get(json_at(list, i), "parts");
+        struct strbuf s = STRBUF_INIT;
+        bool matters = false;
+        for (uint32_t k = 0; k < parts->n; k++)
+            for (int64_t r = 0; r < json_at(json_at(parts, k), 1)->as.i; r++)
+                strbuf_puts(&s, json_string(json_at(json_at(parts, k), 0)));
+        encode(t, &s, 0, &ids);
+        fnv_ids(&ids, hash);
+        assert_string_equal(hash, json_string(json_get(json_at(list, i), "ids")));
+        encode(uncut, &s, 0, &ids);
+        fnv_ids(&ids, hash);
+        json_bool(json_get(json_at(list, i), "matters"), &matters);
+        assert_true(matters == (strcmp(hash, json_string(json_get(json_at(list, i), "ids"))) != 0));
+        matter += matters;
+        strbuf_release(&s);
+    }
+    assert_true(matter >= 6);
+    tokenizer_close(t);
+    tokenizer_close(uncut);
+    ids_release(&ids);
 }
 
 /* ---- single stages ---- */
@@ -335,10 +477,9 @@ static void stages(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_text_is_the_same),
-        cmocka_unit_test(stages),
-        cmocka_unit_test(small_tokenizers),
-        cmocka_unit_test(real_tokenizers),
+        cmocka_unit_test(the_text_is_the_same), cmocka_unit_test(stages),
+        cmocka_unit_test(small_tokenizers),     cmocka_unit_test(long_texts_are_cut),
+        cmocka_unit_test(real_tokenizers),      cmocka_unit_test(published_vectors),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }
