@@ -46,18 +46,29 @@ function embed_by_root(c, a)
   return scale { embed(a), by = rounded(a.dim ^ 0.5, dtype == "float32" and 24 or dtype == "float16" and 11 or 8) }
 end
 
--- CLIP and SigLIP. o.cls: a class row before the patches, and a norm before the blocks. Called inside a tower.
+-- Which values of a tower a list like vision_feature_layer means: 0 is before the first layer, -1 behind the last of `depth`.
+function feature_layers(view, key, default, depth)
+  local from, list = view:opt(key, default), {}
+  if type(from) ~= "table" then from = { view:int(key, default) } end
+  for k, i in ipairs(from) do
+    list[k] = type(i) == "number" and math.tointeger(i < 0 and depth + 1 + i or i) or -1
+    if list[k] < 0 or list[k] > depth then unsupported(key, tostring(i) .. " with " .. depth .. " layers") end
+  end
+  if #list == 0 or #list > 8 then unsupported(key, "names " .. #list .. " layers (1 to 8 are taken)") end
+  return list
+end
+
+-- CLIP and SigLIP. o.cls: a class row before the patches, and a norm before the blocks; o.from: what the layers of this list give
+-- (feature_layers), joined, instead of the last norm's output; then layers behind these are in no graph. Called inside a tower.
 function clip_tower(v, o)
   local W, n, p = v:count("hidden_size", 768), v:count("num_attention_heads", 12), v:count("patch_size", 16)
   local I, fn, eps = v:count("intermediate_size", 3072), v:text("hidden_act", o.fn), v:num("layer_norm_eps", o.eps)
-  local side = v:count("image_size", 224) // p
+  local side, depth, last, kept, given = v:count("image_size", 224) // p, v:count("num_hidden_layers", 12), 0, {}, {}
   local x = conv { input "patches", "embeddings.patch_embedding", shape = { W, v:count("num_channels", 3), p, p }, bias = not o.cls }
-  table { "embeddings.position_embedding", shape = { side * side + (o.cls and 1 or 0), W } }
-  if o.cls then
-    param { "embeddings.class_embedding", shape = { W } }
-    x = layer_norm { x, "pre_layrnorm", eps = eps }                                      -- so spelt in every checkpoint
-  end
-  x = layers { x, n = v:count("num_hidden_layers", 12), at = "encoder.layers.%d", each = function(x)
+  if o.cls then x = learned_row { x, "embeddings.class_embedding", shape = { W }, at = "class" } end
+  x = x + table { "embeddings.position_embedding", shape = { side * side + (o.cls and 1 or 0), W } }
+  if o.cls then x = layer_norm { x, "pre_layrnorm", eps = eps } end                      -- so spelt in every checkpoint
+  local function block(x, i)
     local h = layer_norm { x, "layer_norm1", eps = eps }
     h = scope("self_attn", function()
       local function part(name) return linear { h, name, out = W, bias = true, part = heads(n) } end
@@ -66,9 +77,19 @@ function clip_tower(v, o)
     end)
     x = x + h
     h = linear { layer_norm { x, "layer_norm2", eps = eps }, "mlp.fc1", out = I, bias = true, part = col }
-    return x + linear { act { h, fn = fn }, "mlp.fc2", out = W, bias = true, part = row }
-  end }
-  return layer_norm { x, "post_layernorm", eps = eps }
+    kept[i + 1] = x + linear { act { h, fn = fn }, "mlp.fc2", out = W, bias = true, part = row }
+    return kept[i + 1]
+  end
+  kept[0] = x
+  for _, i in ipairs(o.from or { depth }) do last = math.max(last, i) end
+  x = layers { x, n = last, at = "encoder.layers.%d", each = block }
+  if not o.from then return layer_norm { x, "post_layernorm", eps = eps } end
+  for k, i in ipairs(o.from) do given[k] = kept[i] end
+  undrawn(function()
+    x = layers { x, first = last, n = depth - last, at = "encoder.layers.%d", each = block }
+    layer_norm { x, "post_layernorm", eps = eps }
+  end)
+  return #given == 1 and given[1] or concat(given)
 end
 
 -- Qwen3-VL's tower, under the name `at`: learned positions and a rotation; groups of merge x merge patches become one row. What its middle

@@ -117,7 +117,7 @@ function talk.write(out, message, image)
   local c, text = message.content, {}
   if type(c) ~= "table" or c == null then return out.text(talk.content(message)) end
   for _, part in ipairs(c) do
-    if type(part) == "table" and (part.type == "image" or part.type == "image_url") then
+    if type(part) == "table" and part.type == "image" then
       out.text(table.concat(text))
       out.special(image)
       text = {}

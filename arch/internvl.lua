@@ -12,7 +12,8 @@ local function side(v, key, default)
   return math.tointeger(x[1])
 end
 
-local function tower_of(v, own)
+-- from: the layer behind which rows are taken; nil: behind the last, and the last norm.
+local function tower_of(v, own, depth, from)
   local W, n, p = v:count("hidden_size", own and 3200 or 1024), v:count("num_attention_heads", own and 25 or 16), side(v, "patch_size", 14)
   local I, fn, eps = v:count("intermediate_size", own and 12800 or 4096), v:text("hidden_act", "gelu"), v:num("layer_norm_eps", 1e-6)
   local qkv_bias = v:flag(own and "qkv_bias" or "attention_bias", false)
@@ -22,18 +23,13 @@ local function tower_of(v, own)
   for _, key in ipairs { "layer_scale_init_value", "drop_path_rate", "initializer_factor", "use_flash_attn", "hidden_dropout_prob", "dropout",
     "projection_dropout" } do v:opt(key) end
   local function norm(x, name) return (rms and rms_norm or layer_norm) { x, name, eps = eps } end
-  local shape = { W, v:count("num_channels", 3), p, p }
-  local x
-  if own then
-    x = conv { input "patches", "embeddings.patch_embedding", shape = shape, bias = true }
-    param { "embeddings.class_embedding", shape = { 1, 1, W } }
-    param { "embeddings.position_embedding", shape = { 1, g * g + 1, W } }
-  else
-    x = conv { input "patches", "embeddings.patch_embeddings.projection", shape = shape, bias = true }
-    param { "embeddings.cls_token", shape = { 1, 1, W } }
-    if v:flag("use_absolute_position_embeddings", true) then param { "embeddings.position_embeddings", shape = { 1, g * g + 1, W } } end
+  local x = conv { input "patches", own and "embeddings.patch_embedding" or "embeddings.patch_embeddings.projection",
+    shape = { W, v:count("num_channels", 3), p, p }, bias = true }
+  x = learned_row { x, own and "embeddings.class_embedding" or "embeddings.cls_token", shape = { 1, 1, W }, at = "class" }
+  if own or v:flag("use_absolute_position_embeddings", true) then
+    x = x + table { own and "embeddings.position_embedding" or "embeddings.position_embeddings", bare = true, shape = { 1, g * g + 1, W }, taps = 16 }
   end
-  x = layers { x, n = v:count("num_hidden_layers", own and 48 or 24), at = own and "encoder.layers.%d" or "encoder.layer.%d", each = function(x)
+  local function block(x)
     local h = norm(x, own and "norm1" or "layernorm_before")
     local q, k, val
     if own then
@@ -43,7 +39,10 @@ local function tower_of(v, own)
       q, k, val = one "q_proj", one "k_proj", one "v_proj"
     end
     local at = own and "attn." or "attention."
-    if qk_norm then q, k = rms_norm { q, at .. "q_norm", eps = eps }, rms_norm { k, at .. "k_norm", eps = eps } end
+    if qk_norm then
+      local e = own and eps or 1e-6
+      q, k = rms_norm { q, at .. "q_norm", eps = e }, rms_norm { k, at .. "k_norm", eps = e }
+    end
     local o = attention { q = q, k = k, v = val, heads = n, dim = W // n, scale = (W // n) ^ -0.5 }
     o = linear { o, at .. (own and "proj" or "projection_layer"), out = W, bias = true, part = row }
     x = x + scale { o, weight = param { own and "ls1" or "lambda_1", shape = { W } } }
@@ -51,8 +50,14 @@ local function tower_of(v, own)
     h = act { linear { h, "mlp.fc1", out = I, bias = true, part = col }, fn = fn }
     h = linear { h, "mlp.fc2", out = W, bias = true, part = row }
     return x + scale { h, weight = param { own and "ls2" or "lambda_2", shape = { W } } }
-  end }
-  if not own and not v:flag("use_mean_pooling", true) then x = layer_norm { x, "layernorm", eps = eps } end
+  end
+  local at = own and "encoder.layers.%d" or "encoder.layer.%d"
+  local function norm_after(x)
+    return not own and not v:flag("use_mean_pooling", true) and layer_norm { x, "layernorm", eps = eps } or x
+  end
+  x = layers { x, n = from or depth, at = at, each = block }
+  if not from then return norm_after(x) end
+  undrawn(function() norm_after(layers { x, first = from, n = depth - from, at = at, each = block }) end)
   return x
 end
 
@@ -71,8 +76,8 @@ return {
     local kv, eps, hd = c:count("num_key_value_heads", n), c:num("rms_norm_eps", 1e-6), c:count("head_dim", t.norm and 128 or H // n)
     if c:flag("use_sliding_window", false) then unsupported("use_sliding_window", "is true") end
     for _, key in ipairs { "sliding_window", "max_window_layers", "layer_types", "attn_implementation", "moe_config", "image_token_id",
-      "image_seq_length", "vision_feature_layer", "vision_feature_select_strategy", "dynamic_image_size", "force_image_size", "max_dynamic_patch", "min_dynamic_patch",
-      "pad2square", "select_layer", "system_message", "template", "use_backbone_lora", "use_llm_lora", "use_thumbnail",
+      "image_seq_length", "dynamic_image_size", "force_image_size", "max_dynamic_patch", "min_dynamic_patch",
+      "pad2square", "system_message", "template", "use_backbone_lora", "use_llm_lora", "use_thumbnail",
       "image_fold" } do c:opt(key) end
     if top:text("ps_version", "v2") ~= "v2" then unsupported("ps_version", "is not v2") end
     local bias = t.bias or c:flag("attention_bias", false)
@@ -84,17 +89,24 @@ return {
     local later = not own and has "model.language_model.embed_tokens.weight"
     local at, outside = later and "model.language_model." or "language_model.model.", later and "model." or ""
 
-    tower("vision", function()
-      local x = scope(own and "vision_model" or outside .. "vision_tower", function() return tower_of(v, own) end)
-      local m = math.tointeger(1 / top:num("downsample_ratio", 0.5) // 1)
+    local key, m = own and "select_layer" or "vision_feature_layer", math.tointeger(1 / top:num("downsample_ratio", 0.5) // 1)
+    local depth, from = v:count("num_hidden_layers", own and 48 or 24), nil
+    if top:int(key, -1) ~= -1 then from = feature_layers(top, key, -1, depth)[1] end
+    local how = top:text("vision_feature_select_strategy", "default")
+    if how ~= "default" then unsupported("vision_feature_select_strategy", how .. ", which leaves no square of rows") end
+    local p, tabled = side(v, "patch_size", 14), own or v:flag("use_absolute_position_embeddings", true)
+    vision({ patch = p, channels = v:count("num_channels", 3), merge = m, raster = true, class_row = true, drop_first = true,
+      table = tabled and side(v, "image_size", own and 224 or 448) // p or nil, interpolation = tabled and "bicubic" or nil,
+      image_token = top:opt "image_token_id" }, function()
+      local x = scope(own and "vision_model" or outside .. "vision_tower", function() return tower_of(v, own, depth, from) end)
       local at = own and "mlp1." or outside .. "multi_modal_projector."
       local fn = top:text("projector_hidden_act", "gelu")
       x = layer_norm { reshape { x, dim = x.dim * m * m }, at .. (own and "0" or "layer_norm"), eps = 1e-5 }
       x = act { linear { x, at .. (own and "1" or "linear_1"), out = H, bias = true, part = col }, fn = fn }
-      linear { x, at .. (own and "3" or "linear_2"), out = H, bias = true, part = row }
+      return linear { x, at .. (own and "3" or "linear_2"), out = H, bias = true, part = row }
     end)
 
-    local x = embed { at .. "embed_tokens", vocab = c:count "vocab_size", dim = H }
+    local x = pictures(embed { at .. "embed_tokens", vocab = c:count "vocab_size", dim = H })
     x = layers { x, n = L, at = at .. "layers.%d", each = function(x)
       local h = rms_norm { x, "input_layernorm", eps = eps }
       x = x + scope("self_attn", function()

@@ -29,6 +29,31 @@ local function pixtral_tower(v)
   end }
 end
 
+-- CLIP's or SigLIP's tower and the projector behind it. `next`: LLaVA-NeXT, whose tiles lie side by side, each line with a learned row
+-- behind it. The strategy "default" drops the first row of each picture, whether the tower has a class row or not.
+local function clip(top, v, o, at, H, next)
+  local from = feature_layers(top, "vision_feature_layer", -2, v:count("num_hidden_layers", 12))
+  local how = top:text("vision_feature_select_strategy", "default")
+  if how ~= "default" and how ~= "full" then unsupported("vision_feature_select_strategy", how .. " (default and full are implemented)") end
+  if next and (how == "default") ~= (o.cls or false) then
+    unsupported("vision_feature_select_strategy", how .. ", which leaves no squares of rows to lay side by side")
+  end
+  local p = v:count("patch_size", 16)
+  vision({ patch = p, channels = v:count("num_channels", 3), table = v:count("image_size", 224) // p, interpolation = "exact",
+    class_row = o.cls, drop_first = how == "default", lines = next, image_token = top:opt "image_token_id" or top:opt "image_token_index" }, function()
+    local x = scope(at .. "vision_tower", function()
+      return scope(o.at, function() return clip_tower(v, { cls = o.cls, fn = o.fn, eps = o.eps, from = from }) end)
+    end)
+    if not next and top:flag("use_image_newline_parameter", false) then param { at .. "image_newline", shape = { H } } end
+    x = scope(at .. "multi_modal_projector", function()
+      local b = top:flag("multimodal_projector_bias", true)
+      local h = act { linear { reshape { x, dim = x.dim }, "linear_1", out = H, bias = b, part = col }, fn = top:text("projector_hidden_act", "gelu") }
+      return linear { h, "linear_2", out = H, bias = b, part = row }
+    end)
+    return next and learned_row { x, at .. "image_newline", shape = { H }, at = "line" } or x
+  end)
+end
+
 return {
   placeholders = {
     { needs = "[IMG_BREAK]", marker = "[IMG]", line = "[IMG_BREAK]", last_line = "[IMG_END]" }, -- Pixtral, Mistral-3
@@ -59,15 +84,9 @@ return {
     local later = has "model.language_model.embed_tokens.weight"
     local at, outside = later and "model.language_model." or "language_model.model.", later and "model." or ""
 
-    tower("vision", function()
-      for _, key in ipairs { "projection_dim", "vocab_size", "vision_use_head", "is_composition", "tie_word_embeddings" } do v:opt(key) end
-      local x = scope(outside .. "vision_tower", function()
-        if sight == "pixtral" then return pixtral_tower(v) end
-        return scope(o.at, function() return clip_tower(v, o) end)
-      end)
-      if top:opt("use_image_newline_parameter", architecture == "LlavaNextForConditionalGeneration") then
-        param { outside .. "image_newline", shape = { H } }
-      end
+    for _, key in ipairs { "projection_dim", "vocab_size", "vision_use_head", "is_composition", "tie_word_embeddings" } do v:opt(key) end
+    if sight ~= "pixtral" then clip(top, v, o, outside, H, architecture == "LlavaNextForConditionalGeneration") else tower("vision", function()
+      local x = scope(outside .. "vision_tower", function() return pixtral_tower(v) end)
       scope(outside .. "multi_modal_projector", function()
         local W, from = x.dim, top:opt("vision_feature_layer", -2)
         local b = top:flag("multimodal_projector_bias", not mistral3)
@@ -81,9 +100,9 @@ return {
         x = act { linear { x, "linear_1", out = H, bias = b, part = col }, fn = top:text("projector_hidden_act", "gelu") }
         linear { x, "linear_2", out = H, bias = b, part = row }
       end)
-    end)
+    end) end
 
-    local x = embed { at .. "embed_tokens", vocab = c:count("vocab_size", 32000), dim = H }
+    local x = pictures(embed { at .. "embed_tokens", vocab = c:count("vocab_size", 32000), dim = H })
     x = layers { x, n = L, at = at .. "layers.%d", each = function(x)
       local h = rms_norm { x, "input_layernorm", eps = eps }
       x = x + scope("self_attn", function()

@@ -349,7 +349,7 @@ local function weight(name, shape, mark, o)
   mark, o = mark or rep, o or {}
   return add { k = "weight", name = name, shape = shape, part = mark[1], units = mark[2] or o.units or 0, quant = o.quant or false,
     layer = layer, group = group, graph = of_tower(), flat = o.flat, dtype = o.dtype, count = o.count, transposed = o.transposed,
-    pieces = o.pieces }
+    pieces = o.pieces, rows = o.rows }
 end
 
 local P = {}
@@ -421,6 +421,15 @@ local function outside_text(kind, f, draw)
 end
 -- A part whose weights belong to the model but which has no graph.
 function tower(kind, f) return outside_text("vision", f) end
+-- The same within a tower: layers behind the last one whose output is taken.
+function undrawn(f)
+  if group == "text" then error("undrawn within the text graph", 2) end
+  local saved = drawn
+  drawn = false
+  local r = table.pack(f())
+  drawn = saved
+  return table.unpack(r, 1, r.n)
+end
 -- A tower with a graph of its own. f returns what enters the text: the rows that tokens of pictures become, then those added behind its
 -- first layers. o: what the host must know to make its inputs (docs/arch-files.md).
 function vision(o, f)
@@ -1062,14 +1071,26 @@ function conv(a)
   local b = a.bias and weight(name .. ".bias", { a.shape[1] }, a.part) or nil
   return node("linear", { step("patches", wide), w, b }, {}, name, a.shape[1], "T")
 end
--- A learned table: table { "pos_embed", shape = {...} } is pos_embed.weight. taps: of how many rows each patch takes its share. The library of
--- that name stays what it is.
+-- A learned table: table { "pos_embed", shape = {...} } is pos_embed.weight, with bare = true pos_embed itself; of several dimensions before
+-- the last its rows are counted through them. taps: of how many rows each patch takes its share. The library of that name stays what it is.
 setmetatable(table, { __call = function(_, a)
   only_outside("table")
-  local w, taps = weight(path(a[1]) .. ".weight", a.shape, a.part, a), a.taps or 1
+  local w = weight(path(a[1]) .. (a.bare and "" or ".weight"), a.shape, a.part, { dtype = a.dtype, rows = #a.shape > 2 })
+  local taps = a.taps or 1
   return node("position_embed", { step("table_rows", taps), w, taps > 1 and step("table_weights", taps) or nil }, {}, path(a[1]), a.shape[#a.shape],
     "T")
 end })
+
+-- Rows of x that are no patch become a learned row: those before the patches of each picture or tile (at = "class"), or those that end a
+-- line of merged rows (at = "line").
+function learned_row(a)
+  only_outside("learned_row")
+  local x, where = check(a[1], "the input of learned_row"), a.at
+  if where ~= "class" and where ~= "line" then error("learned_row at class or line", 2) end
+  if drawn and (where == "line") ~= (x.rows == "R") then error("learned_row at " .. where .. " of rows that are " .. (x.rows == "R" and "" or "not ") .. "merged", 2) end
+  local w = weight(path(a[2]), a.shape, a.part, { dtype = a.dtype, rows = true })
+  return node("scatter_rows", { x.id, w, step(where .. "_rows") }, {}, path(a[2]), x.dim, x.rows)
+end
 
 -- ---- the end ----
 

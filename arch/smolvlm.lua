@@ -27,18 +27,18 @@ return {
     local pos = rope { r, dim = hd }
     context(c:count("max_position_embeddings", 2048))
 
-    tower("vision", function()
-      pass(v, { "use_base_siglip", "tie_word_embeddings" })
-      for _, key in ipairs { "max_image_size", "size" } do                               -- of the image, before it is cut
-        if v:opt(key) then v:opt(key):opt "longest_edge" end
-      end
+    pass(v, { "use_base_siglip", "tie_word_embeddings" })
+    for _, key in ipairs { "max_image_size", "size" } do                                 -- of the image, before it is cut
+      if v:opt(key) then v:opt(key):opt "longest_edge" end
+    end
+    local s, p = top:count("scale_factor", 2), v:count("patch_size", 16)
+    vision({ patch = p, channels = v:count("num_channels", 3), merge = s, raster = true, table = v:count("image_size", 224) // p,
+      interpolation = "buckets", image_token = top:opt "image_token_id" }, function()
       local x = scope("model.vision_model", function() return clip_tower(v, { fn = "gelu_pytorch_tanh", eps = 1e-6 }) end)
-      local s = top:count("scale_factor", 2)
-      x = reshape { x, dim = x.dim * s * s }
-      linear { x, "model.connector.modality_projection.proj", out = H }
+      return linear { reshape { x, dim = x.dim * s * s }, "model.connector.modality_projection.proj", out = H }
     end)
 
-    local x = embed { "model.text_model.embed_tokens", vocab = c:count "vocab_size", dim = H }
+    local x = pictures(embed { "model.text_model.embed_tokens", vocab = c:count "vocab_size", dim = H })
     x = layers { x, n = c:count("num_hidden_layers", 32), at = "model.text_model.layers.%d", each = function(x)
       local h = rms_norm { x, "input_layernorm", eps = eps }
       x = x + scope("self_attn", function() return gqa { h, heads = n, kv_heads = kv, dim = hd, pos = pos, bias = bias, o_bias = bias } end)

@@ -3,10 +3,10 @@
 """Records what transformers computes for the tiny models of tests/parity when their prompts hold pictures, in float32 on the CPU.
 
 usage: reference_pictures.py [--build BUILD] [--out DIR] [FAMILY...]
-For each family whose tiny/*.json names "pictures": grids of patches, and the numbers of text tokens around them. Pixels are a pure
-function of seed and number, as in tests/parity/pictures.c. Recorded: ids, logits at all positions, the places of all tokens
-(get_rope_index), and beside each placeholder the row that the tower gave for it (features.0), with what is added to layers besides
-(features.1, ...). Before anything is written, other pixels must move the logits. Needs torch and transformers.
+For each family whose tiny/*.json names "pictures": grids of patches (or sizes of pictures that become tiles), and the numbers of text
+tokens around them. Pixels are a pure function of seed and number, as in tests/parity/pictures.c. Recorded: ids, logits at all
+positions, the places of all tokens (get_rope_index, where the family has it), and beside each placeholder the row that the tower gave
+for it (features.0), with what is added to layers besides (features.1, ...). Before anything is written, other pixels must move the logits. Needs torch and transformers.
 """
 import argparse
 import os
@@ -31,19 +31,100 @@ def pixels(n, width, seed):
     return torch.from_numpy(out.reshape(n, width))
 
 
-def given(out):
-    """What the tower gives to the text: rows, then those added to layers."""
-    return [out.pooler_output] + list(getattr(out, "deepstack_features", None) or [])
+def canvases(rows, grids, patch):
+    """Rows of patches, row by row of each picture, as pictures [3, height, width]."""
+    out = []
+    for t, h, w in grids.tolist():
+        part, rows = rows[:t * h * w], rows[t * h * w:]
+        out.append(part.reshape(h, w, -1, patch, patch).permute(2, 0, 3, 1, 4).reshape(-1, h * patch, w * patch))
+    return out
 
 
-def run(model, tower, ids, token, values, grids):
-    kept = {}
-    undo = tower.register_forward_hook(lambda module, args, out: kept.update(given=[x.detach().float() for x in given(out)]))
+class Qwen:
+    """Rows of patches in blocks, two frames each; the tower merges and projects."""
+    def __init__(self, model, want):
+        v = model.config.vision_config
+        self.model, self.merge, self.places = model, v.spatial_merge_size, True
+        self.width = getattr(v, "in_channels", 3) * v.temporal_patch_size * v.patch_size ** 2
+        self.grids = torch.tensor(want["grids"])
+
+    def watch(self, keep):
+        def given(module, args, out):
+            keep([out.pooler_output] + list(getattr(out, "deepstack_features", None) or []))
+        return self.model.model.visual.register_forward_hook(given).remove
+
+    def feed(self, values, types):
+        return {"pixel_values": values, "image_grid_thw": self.grids, "mm_token_type_ids": types}
+
+    def rows(self, values):
+        return [int(g.prod()) // self.merge ** 2 for g in self.grids]
+
+
+class Tiles:
+    """Pictures or tiles of one size; the rows of each are one run of placeholders."""
+    def __init__(self, model, want):
+        patch = model.config.vision_config.patch_size
+        self.model, self.patch, self.places = model, patch if isinstance(patch, int) else patch[0], False
+        self.width, self.grids = 3 * self.patch ** 2, torch.tensor(want.get("grids", []))
+
+    def watch(self, keep):
+        plain = self.model.model.get_image_features
+
+        def wrapped(*args, **kwargs):
+            out = plain(*args, **kwargs)
+            keep([torch.cat([x.reshape(-1, x.shape[-1]) for x in out.pooler_output])])
+            return out
+        self.model.model.get_image_features = wrapped
+
+        def undo():
+            self.model.model.get_image_features = plain
+        return undo
+
+    def feed(self, values, types):
+        return {"pixel_values": torch.stack(canvases(values, self.grids, self.patch))}
+
+    def rows(self, values):
+        return [len(x) for x in self.model.model.get_image_features(**self.feed(values, None)).pooler_output]
+
+
+class Idefics(Tiles):
+    """All tiles are those of one prompt."""
+    def feed(self, values, types):
+        return {"pixel_values": torch.stack(canvases(values, self.grids, self.patch))[None]}
+
+    def rows(self, values):
+        return [int(g.prod()) // self.model.config.scale_factor ** 2 for g in self.grids]
+
+
+class LlavaNext(Tiles):
+    """Sizes of pictures, each cut into tiles of the best of some canvases behind the whole."""
+    def __init__(self, model, want):
+        super().__init__(model, want)
+        side = model.config.vision_config.image_size
+        count = transformers.models.llava_next.modeling_llava_next.image_size_to_num_patches
+        self.sizes = want["sizes"]
+        self.tiles = [count(size, model.config.image_grid_pinpoints, side) for size in self.sizes]
+        self.grids = torch.tensor([[1, side // self.patch, side // self.patch]] * sum(self.tiles))
+
+    def feed(self, values, types):
+        tiles = torch.stack(canvases(values, self.grids, self.patch)).split(self.tiles)
+        full = [torch.cat([x, x.new_zeros(max(self.tiles) - len(x), *x.shape[1:])]) for x in tiles]
+        return {"pixel_values": torch.stack(full), "image_sizes": torch.tensor(self.sizes)}
+
+
+KINDS = {"llava": Tiles, "llava_next": LlavaNext, "internvl": Tiles, "idefics3": Idefics, "smolvlm": Idefics}
+
+
+def run(kind, ids, token, values):
+    kept = []
+    undo = kind.watch(lambda given: kept.append([x.detach().float() for x in given]))
     types = (ids == token).int()
-    out = model(input_ids=ids, pixel_values=values, image_grid_thw=grids, mm_token_type_ids=types, use_cache=False)
-    undo.remove()
-    places = model.model.get_rope_index(ids, mm_token_type_ids=types, image_grid_thw=grids)[0][:, 0].T
-    return out.logits[0].float(), kept["given"], places
+    out = kind.model(input_ids=ids, use_cache=False, **kind.feed(values, types))
+    undo()
+    places = None
+    if kind.places:
+        places = kind.model.model.get_rope_index(ids, mm_token_type_ids=types, image_grid_thw=kind.grids)[0][:, 0].T
+    return out.logits[0].float(), kept[-1], places
 
 
 def record(a, family):
@@ -54,23 +135,21 @@ def record(a, family):
         common.tool(a.build, "--write", family, base)
         reference.adapt(base, tiny)
         model = reference.load(base, tiny)
-        config, token = model.config.vision_config, model.config.image_token_id
-        merge = config.spatial_merge_size
+        token = model.config.image_token_id
+        kind = KINDS.get(model.config.model_type, Qwen)(model, want)
+        values = pixels(int(kind.grids.prod(1).sum()), kind.width, tiny["seed"])
+        counts = kind.rows(values)
         ids, text = [], common.prompt(tiny.get("ids_below", 100), sum(want["around"]), tiny["seed"])
         for i, n in enumerate(want["around"]):
-            ids += [text.pop(0) for _ in range(n)]
-            if i < len(want["grids"]):
-                t, h, w = want["grids"][i]
-                ids += [token] * (t * h * w // merge ** 2)
+            ids += [text.pop(0) for _ in range(n)] + [token] * (counts[i] if i < len(counts) else 0)
         ids = torch.tensor([ids])
-        grids = torch.tensor(want["grids"])
-        width = getattr(config, "in_channels", 3) * config.temporal_patch_size * config.patch_size ** 2
-        values = pixels(int(grids.prod(1).sum()), width, tiny["seed"])
-        logits, features, places = run(model, model.model.visual, ids, token, values, grids)
-        moved = reference.error(run(model, model.model.visual, ids, token, -values, grids)[0], logits)
+        logits, features, places = run(kind, ids, token, values)
+        moved = reference.error(run(kind, ids, token, -values)[0], logits)
     if moved < common.MOVES:
         sys.exit("%s: other pixels move the logits by %.1e only" % (family, moved))
-    out = {"token_ids": ids[0].int(), "logits": logits, "places": places.float()}
+    out = {"token_ids": ids[0].int(), "logits": logits}
+    if places is not None:
+        out["places"] = places.float()
     at = (ids[0] == token).nonzero()[:, 0]
     for k, f in enumerate(features):
         rows = torch.zeros(ids.shape[1], f.shape[1])

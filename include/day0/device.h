@@ -162,8 +162,11 @@ enum d0_input_role {
     D0_INPUT_FEATURES = 15, /* [T, width] float32, in a text: rows that a tower gave. A part may have several:
                              * in the order of the tower's outputs */
     D0_INPUT_FEATURE_OF = 16, /* [T] in a text: the row of FEATURES that a token takes, or -1 */
+    D0_INPUT_CLASS_ROWS = 17, /* [T] 0: the row is the tower's own (class) row and no patch; -1 else */
+    D0_INPUT_LINE_ROWS =
+        18, /* [R] 0: the merged row is the learned row that ends a line of patches; -1 else */
 };
-#define D0_INPUT_LAST D0_INPUT_FEATURE_OF
+#define D0_INPUT_LAST D0_INPUT_LINE_ROWS
 
 struct d0_attr {
     uint32_t key; /* enum d0_attr_key, from ops.def */

@@ -53,6 +53,7 @@ struct session {
     struct prompt_front *front;
     struct plan_memory memory; /* predicted */
     uint32_t context;
+    char no_pictures[256]; /* why none are taken, where that was not asked for; else "" */
 };
 
 /* Opens everything. What is wrong with the model becomes findings: the return is then ERR_MISMATCH with the

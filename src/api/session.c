@@ -213,6 +213,7 @@ static int settle_pictures(struct session *s, const struct session_options *o, s
             *e = why;
         return rc;
     }
+    snprintf(s->no_pictures, sizeof s->no_pictures, "%.255s", why.message);
     p->max_patches = p->max_picture_rows = p->n_feature_rows = 0;
     if (!s->spec->vision && !has_places(s->spec->graph))
         return ERR_OK; /* it is so already */

@@ -46,8 +46,9 @@ bool rule_SCATTER_ROWS(const struct rule *r)
     const int64_t add = rule_attr(r, D0_ATTR_ADD);
     return rule_need(r, add == 0 || add == 1, "add %lld", (long long)add) &&
            rule_need(r,
-                     rule_is_matrix(x) && rule_is_matrix(f) && rule_is_matrix(o) && rule_same_shape(x, o) &&
-                         f->dims[1] == x->dims[1],
-                     "x and output must be f32 [T, K], features f32 [F, K]") &&
+                     rule_is_matrix(x) && rule_is_matrix(o) && rule_same_shape(x, o) && f && f->n_dims == 2 &&
+                         f->dims[1] == x->dims[1] &&
+                         (rule_is_matrix(f) || rule_is_weight(f, f->dims[0], x->dims[1])),
+                     "x and output must be f32 [T, K], features f32 [F, K] or a weight f32, bf16 or f16") &&
            rule_need(r, rule_is_ints(rule_input(r, 2), o->dims[0]), "from must be i32 [T]");
 }

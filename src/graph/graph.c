@@ -114,7 +114,8 @@ static bool node_inputs(const struct graph *g, const struct d0_node *n, char *wh
             return false;
         }
         uint32_t kind = g->values[n->inputs[i]].kind;
-        bool state = op_state_input(n->op, i, &writes), weight = op_weight_input(n->op, i);
+        bool state = op_state_input(n->op, i, &writes),
+             weight = op_either_input(n->op, i) ? kind == D0_VALUE_WEIGHT : op_weight_input(n->op, i);
         if (state != (kind == D0_VALUE_STATE) || weight != (kind == D0_VALUE_WEIGHT)) {
             snprintf(why, why_bytes, "input %u (%s) must be %s", i, g->info[n->inputs[i]].name,
                      state ? "a state" : (weight ? "a weight" : "an input or activation"));

@@ -23,6 +23,7 @@ bool value_form(const struct d0_value *v, char *why, size_t why_bytes);
 bool op_state_input(uint32_t op, uint32_t input, bool *writes);
 /* true if the input must be a WEIGHT. */
 bool op_weight_input(uint32_t op, uint32_t input);
+bool op_either_input(uint32_t op, uint32_t input); /* a weight, or an input or activation */
 /* "[T, 64]" */
 const char *dims_format(const struct d0_value *v, char *buf, size_t bytes);
 int graph_grow_nodes(struct graph *g, struct err *e);

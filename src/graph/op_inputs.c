@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Which inputs of an operator are weights and which are states, and who writes a state: one table, bit i for
- * input i. Anything else must be an input of the step or an activation.
+ * input i. Anything else must be an input of the step or an activation, or where `either` says so a weight.
  */
 #include "graph/graph_internal.h"
 
@@ -11,6 +11,7 @@
 static const struct op_inputs {
     uint32_t op, weights, states;
     bool writes;
+    uint32_t either;
 } table[] = {
     {D0_OP_EMBED, BIT(1), 0, false},
     {D0_OP_LINEAR, BIT(1) | BIT(2), 0, false},
@@ -38,6 +39,7 @@ static const struct op_inputs {
     {D0_OP_GATE_UP, FROM_TO(1, 4), 0, false},
     {D0_OP_NORM_RESIDUAL, BIT(2), 0, false},
     {D0_OP_POSITION_EMBED, BIT(1), 0, false},
+    {D0_OP_SCATTER_ROWS, 0, 0, false, BIT(1)},
     {D0_OP_NORM_ROPE_STORE, BIT(9) | BIT(10), BIT(3) | BIT(4), true},
 };
 
@@ -60,4 +62,10 @@ bool op_weight_input(uint32_t op, uint32_t i)
 {
     const struct op_inputs *t = find(op);
     return t && i < 32 && (t->weights & BIT(i)) != 0;
+}
+
+bool op_either_input(uint32_t op, uint32_t i)
+{
+    const struct op_inputs *t = find(op);
+    return t && i < 32 && (t->either & BIT(i)) != 0;
 }

@@ -337,7 +337,10 @@ static bool rule_scatter_rows(const struct rule *r)
     int64_t add = node_attr_i(r->n, D0_ATTR_ADD, 0);
     if (add < 0 || add > 1)
         return shape_broken(r, "add is %lld, must be 0 or 1", (long long)add);
-    return shape_want_rows(r, 0, "x") && shape_want_rows(r, 1, "features") &&
+    const struct d0_value *features = shape_input(r, 1);
+    const bool learned = features && features->kind == D0_VALUE_WEIGHT;
+    return shape_want_rows(r, 0, "x") &&
+           (learned ? shape_want(r, 1, "features", 0, 2) : shape_want_rows(r, 1, "features")) &&
            shape_want_dim(r, 1, "features", 1, shape_input(r, 0)->dims[1]) &&
            shape_want(r, 2, "from", D0_I32, 1) &&
            shape_want_dim(r, 2, "from", 0, shape_input(r, 0)->dims[0]) &&

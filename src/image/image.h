@@ -166,38 +166,75 @@ int image_plan(const struct image_processor *p, uint32_t width, uint32_t height,
 int image_process(const struct image_processor *p, const struct image_plan *plan, const struct image *m,
                   struct arena *arena, float **out, struct err *e);
 
+/* Tiles as rows of patches, as a convolution whose steps are its width sees them: tiles float32 [n, channels,
+ * h, w] -> *out float32 [n * (h / patch) * (w / patch), channels * patch * patch] in the arena, tile by tile,
+ * row by row; what is left over at the right and below is dropped. ERR_INVALID (a side of 0, or shorter than
+ * a patch), ERR_LIMIT, ERR_NOMEM. */
+int image_patches(const float *tiles, size_t n, uint32_t channels, uint32_t h, uint32_t w, uint32_t patch,
+                  struct arena *arena, float **out, struct err *e);
+
 /* ---- what a tower must be told of the patches of pictures ---- */
 
+/* Patches that see each other: a picture, or a tile of it. */
 struct image_grid {
     uint32_t t, h, w; /* patches in time, down and across; h and w are multiples of the tower's merge */
+    /* Of towers with lines (LLaVA-NeXT): this tile and the rows x columns - 1 behind it are one canvas, whose
+     * rows of features leave line by line, each line with a learned row behind it; 0: a tile by itself. */
+    uint32_t rows, columns;
+    uint32_t skip_h, skip_w; /* patches of padding above and below, left and right of it: no features */
 };
 
-enum image_taps { IMAGE_TAPS_NONE, IMAGE_TAPS_BILINEAR, IMAGE_TAPS_BICUBIC };
+/* The grids of a picture, in the order of its tensor: one of patches, or one a tile; `patch` is the side of
+ * the tower's patches in pixels. lines: the tiles behind the first make a canvas (struct image_grid). out has
+ * room for plan->n_tiles of them, which is how many there are. ERR_INVALID (tiles smaller than a patch). */
+int image_plan_grids(const struct image_plan *plan, uint32_t patch, bool lines, struct image_grid *out,
+                     struct err *e);
+
+enum image_taps {
+    IMAGE_TAPS_NONE,
+    IMAGE_TAPS_BILINEAR, /* 4 taps of a line between the corners */
+    IMAGE_TAPS_BICUBIC,  /* 16 taps, a = -0.75 */
+    IMAGE_TAPS_EXACT,    /* one: the place itself; a grid larger than the table is refused */
+    IMAGE_TAPS_BUCKETS,  /* one: the place as a fraction of the grid, cut down to a place of the table */
+};
 
 struct image_tower {
     uint32_t merge;       /* merge x merge patches become one row */
     uint32_t window;      /* side of a window in merged rows; 0: no windows */
     uint32_t table_side;  /* of the learned table of places, where there is one */
-    enum image_taps taps; /* how it is stretched: 4 taps of a line between its corners, or 16 (a = -0.75) */
+    enum image_taps taps; /* how it is stretched */
+    bool raster;          /* the processor gives patches row by row, and not merge x merge of them together */
+    bool class_row;  /* before the patches of each grid a row of the tower's own; the table's first row is
+                      * its place. Only with merge 1, or where it is dropped */
+    bool drop_first; /* the first row of each grid gives no features (vision_feature_select_strategy) */
+    bool lines;      /* rows and columns of grids count; each line ends in a learned row */
 };
 
 /* The inputs of a tower, for the patches of all pictures: T rows that become R. A patch has a number in the
- * order of the processor: picture by picture, frame by frame, the merge x merge patches of a merged row
- * together, these from the top left. Rows are in that order, or window by window where there are windows. */
+ * order of the processor: grid by grid, frame by frame, the merge x merge patches of a merged row together,
+ * these from the top left, or row by row. Rows lie grid by grid, merged row by merged row (a class row
+ * first), or window by window where there are windows. Features (R) lie as their placeholders in the prompt.
+ */
 struct image_rows {
     size_t n_rows, n_merged;  /* T, R */
-    int32_t *patch;           /* [T] number of the patch in each row */
+    size_t n_patches;         /* T without class rows */
+    int32_t *patch;           /* [T] number of the patch in each row; -1: a class row, whose pixels are 0 */
     int32_t *places;          /* [T, 3] 0, and its place down and across */
     int32_t *spans, *windows; /* [T, 2] first row and the one behind the last: of its frame, and its window */
-    int32_t *merge; /* [R, merge * merge] rows that make each merged row, in the order of the processor */
-    size_t n_taps;  /* 0, 4 or 16 */
+    int32_t *merge; /* [R, merge * merge] rows that make each merged row, in the order of the processor; of a
+                     * row that ends a line the one before */
+    size_t n_taps;  /* 0, 1, 4 or 16 */
     int32_t *table_rows;  /* [T, n_taps] */
     float *table_weights; /* [T, n_taps] */
+    int32_t *class_rows;  /* [T] 0 in class rows, else -1 */
+    int32_t *line_rows;   /* [R] 0 in rows that end a line, else -1 */
 };
 
-#define IMAGE_MAX_PATCHES ((uint64_t)1 << 22) /* of all pictures together */
+#define IMAGE_MAX_PATCHES ((uint64_t)1 << 22) /* of all pictures together, class rows included */
 
-/* Everything in the arena. ERR_INVALID (a side of 0, or that is no multiple of merge), ERR_LIMIT, ERR_NOMEM.
+/* Everything in the arena. ERR_INVALID (a side of 0, or that is no multiple of merge; a grid
+ * larger than a table of IMAGE_TAPS_EXACT; tiles of a canvas that are missing or unlike), ERR_LIMIT,
+ * ERR_NOMEM.
  */
 int image_tower_rows(const struct image_tower *tower, const struct image_grid *grids, size_t n,
                      struct arena *arena, struct image_rows *out, struct err *e);

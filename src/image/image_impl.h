@@ -30,4 +30,7 @@ int image_resample(const uint8_t *rgb, uint32_t in_w, uint32_t in_h, enum image_
                    enum image_backend backend, uint32_t w, uint32_t h, struct arena *arena, uint8_t **out,
                    struct err *e);
 
+/* Rows of patches above and below, and left and right, of a canvas of tiles that are padding and no more. */
+void image_padding(const struct image_plan *s, uint32_t patch, uint32_t *skip_h, uint32_t *skip_w);
+
 #endif

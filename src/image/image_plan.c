@@ -13,7 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "image/image.h"
+#include "image/image_impl.h"
 
 /* Python's int() of a positive float, capped: what is larger is refused behind. */
 static uint32_t to_int(double x)
@@ -346,22 +346,33 @@ static int check_sizes(const struct image_plan *s, uint64_t max_pixels, struct e
                           s->height, (unsigned long long)max_pixels);
 }
 
+/* LLaVA-NeXT: unpad_image, and _get_unpadded_features, which counts what that leaves. */
+void image_padding(const struct image_plan *s, uint32_t patch, uint32_t *skip_h, uint32_t *skip_w)
+{
+    double w = s->width, h = s->height;
+    uint32_t all_w = s->tile_w / patch * s->columns, all_h = s->tile_h / patch * s->rows;
+    *skip_h = *skip_w = 0;
+    if (!all_w || !all_h)
+        return;
+    bool wide = w / h > (double)all_w / (double)all_h;
+    double kept = wide ? h * ((double)all_w / w) : w * ((double)all_h / h);
+    char text[64];
+    snprintf(text, sizeof text, "%.7f", kept); /* round(x, 7) */
+    if (wide)
+        *skip_h = (all_h - (uint32_t)strtod(text, NULL)) / 2;
+    else
+        *skip_w = (all_w - (uint32_t)strtod(text, NULL)) / 2;
+}
+
 /* LLaVA-NeXT: _get_number_of_features. Rows that padding covers wholly are dropped, each row ends in a token.
  */
 static uint64_t anyres_tokens(const struct image_processor *p, const struct image_plan *s)
 {
-    double w = s->width, h = s->height;
+    uint32_t skip_h, skip_w;
     uint64_t across = s->tile_w / p->tower_patch, down = s->tile_h / p->tower_patch;
-    uint64_t all_w = across * s->columns, all_h = down * s->rows, base = across * down;
-    if (!base)
-        return 0;
-    bool wide = w / h > (double)all_w / (double)all_h;
-    uint64_t *cut = wide ? &all_h : &all_w;
-    double kept = wide ? h * ((double)all_w / w) : w * ((double)all_h / h);
-    char text[64];
-    snprintf(text, sizeof text, "%.7f", kept); /* round(x, 7) */
-    *cut -= (*cut - (uint64_t)strtod(text, NULL)) / 2 * 2;
-    return base + all_w * all_h + all_h;
+    image_padding(s, p->tower_patch, &skip_h, &skip_w);
+    uint64_t wide = across * s->columns - 2 * (uint64_t)skip_w, high = down * s->rows - 2 * (uint64_t)skip_h;
+    return across && down ? across * down + wide * high + high : 0;
 }
 
 static void count(const struct image_processor *p, struct image_plan *s)

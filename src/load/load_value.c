@@ -370,8 +370,8 @@ static int plain_tensor(struct filling *f)
         return err_hint(f->e, "run day0 check on the model");
     }
     char have[96], want[96];
-    /* the weight of a convolution has more dimensions than the matrix that it is */
-    const bool folded = f->w && f->w->n_dims > f->v->n_dims;
+    /* the weight of a convolution has more dimensions than the matrix that it is, a learned row has fewer */
+    const bool folded = f->w && f->w->count == 1 && f->w->n_dims != f->v->n_dims;
     const uint32_t n_dims = folded ? f->w->n_dims : f->v->n_dims;
     const int64_t *dims = folded ? f->w->dims : f->v->dims;
     bool same = t->n_dims == n_dims && t->dtype == f->v->dtype;

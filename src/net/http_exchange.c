@@ -35,10 +35,14 @@ struct http_exchange {
 
 /* ---- ends */
 
-void http_forget_body(struct http_exchange *x)
+void http_take_body(struct http_exchange *x, struct strbuf *to)
 {
     x->connection->server->body_bytes -= x->counted;
     x->counted = 0;
+    if (to) {
+        *to = x->body;
+        x->body = (struct strbuf)STRBUF_INIT;
+    }
     strbuf_release(&x->body);
 }
 
@@ -46,7 +50,7 @@ static void exchange_free(struct http_exchange *x)
 {
     if (!x)
         return;
-    http_forget_body(x);
+    http_take_body(x, NULL);
     free(x->text);
     strbuf_release(&x->extra);
     free(x);

@@ -134,8 +134,9 @@ const char *http_path(const struct http_exchange *x);  /* percent-decoded, begin
 const char *http_query(const struct http_exchange *x); /* raw text behind '?', "" if none */
 const char *http_header(const struct http_exchange *x, const char *name); /* NULL: absent. Any case */
 const char *http_body(const struct http_exchange *x, size_t *n);          /* NUL-terminated; n may be NULL */
-/* Its bytes are of no more use: a request that is answered much later need not hold them. */
-void http_forget_body(struct http_exchange *x);
+/* The body leaves the exchange, which no longer counts it: a request that is answered much later need not
+ * hold it. to: gets it, released before; NULL: nobody needs it any more. */
+void http_take_body(struct http_exchange *x, struct strbuf *to);
 const char *http_peer(const struct http_exchange *x); /* "127.0.0.1" */
 
 void http_set_user(struct http_exchange *x, void *user);

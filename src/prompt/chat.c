@@ -97,8 +97,21 @@ static void write_message(struct rewriting *r, const struct json *m)
     json_end_object(w);
 }
 
-static int check_messages(const struct json *messages, struct err *e)
+/* A part of type image is a marker to a function, so it must be the place of a picture. */
+static int check_images(const struct prompt_chat *q, const struct json *content, uint32_t i, struct err *e)
 {
+    for (uint32_t k = 0; content && content->type == JSON_ARRAY && k < content->n; k++) {
+        const char *type = json_string(json_get(json_at(content, k), "type"));
+        if (type && strcmp(type, "image") == 0 && !q->pictures && !q->media)
+            return err_set(e, ERR_UNSUPPORTED,
+                           "messages[%u].content: parts of type \"image\" are not supported", i);
+    }
+    return ERR_OK;
+}
+
+static int check_messages(const struct prompt_chat *q, struct err *e)
+{
+    const struct json *messages = q->messages;
     if (messages == NULL || messages->type != JSON_ARRAY || messages->n == 0)
         return err_set(e, ERR_INVALID, "messages is missing, empty or no array");
     if (messages->n > PROMPT_MAX_MESSAGES)
@@ -109,6 +122,9 @@ static int check_messages(const struct json *messages, struct err *e)
             return err_set(e, ERR_INVALID, "messages[%u] is no object", i);
         if (json_string(json_get(m, "role")) == NULL)
             return err_set(e, ERR_INVALID, "messages[%u].role is missing or no string", i);
+        int rc = check_images(q, json_get(m, "content"), i, e);
+        if (rc)
+            return rc;
     }
     return ERR_OK;
 }
@@ -223,7 +239,7 @@ int prompt_segments(const struct spec *s, const struct prompt_chat *q, struct ar
                     const struct json **segments, struct err *e)
 {
     const struct json *messages = NULL, *options = NULL;
-    int rc = check_messages(q->messages, e);
+    int rc = check_messages(q, e);
     if (rc == 0)
         rc = prompt_objects(q->messages, true, arena, &messages, e);
     if (rc == 0)

@@ -238,6 +238,8 @@ void write_metrics(struct strbuf *out, struct serve *s)
     metric_histogram(out, "day0_time_to_first_token_seconds", "From request to first token", &m->ttft);
     metric_histogram(out, "day0_inter_token_seconds", "Between tokens of one request", &m->itl);
     metric_histogram(out, "day0_request_seconds", "From request to end, of requests that completed", &m->e2e);
+    metric_histogram(out, "day0_prompt_seconds", "From arrival until a prompt was made of the body, of those",
+                     &m->prompt);
     metric_histogram(out, "day0_queue_seconds", "From submission to the first work, of those", &m->queue);
     metric_histogram(out, "day0_prefill_seconds", "From the first work to the first token, of those",
                      &m->prefill);

@@ -160,8 +160,9 @@ static void count_times(struct live_request *r, uint64_t now)
     struct service_metrics *m = &r->serve->metrics;
     const struct request_times *t = &r->times;
     histogram_add(&m->e2e, seconds(t->arrived, now));
+    histogram_add(&m->prompt, seconds(t->arrived, t->prompted));
     if (r->n_pictures) {
-        histogram_add(&m->images, seconds(t->arrived, t->submitted));
+        histogram_add(&m->images, seconds(t->prompted, t->submitted));
         histogram_add(&m->vision, seconds(0, t->vision));
     }
     histogram_add(&m->queue, seconds(t->submitted, t->started));
@@ -508,11 +509,9 @@ void request_start(struct serve *s, struct http_exchange *x, struct request_inpu
                   s->n_live);
         http_add_header(x, "Retry-After", "1");
         reply_error(x, &err);
-        ids_release(&in->ids);
-        picture_set_free(in->pictures);
         return;
     }
-    http_forget_body(x); /* what is needed of it was copied */
+    http_take_body(x, NULL); /* what is needed of it was copied */
     r->exchange = x;
     r->params = *p;
     r->params.model = NULL;
@@ -524,7 +523,8 @@ void request_start(struct serve *s, struct http_exchange *x, struct request_inpu
     snprintf(r->name, sizeof r->name, "%s-%016llx", p->endpoint == ENDPOINT_CHAT ? "chatcmpl" : "cmpl",
              (unsigned long long)rng_u64(s->name_seed, r->id));
     r->created = clock_unix_ns() / 1000000000;
-    r->times.arrived = clock_ns();
+    r->times.arrived = in->arrived_ns;
+    r->times.prompted = clock_ns();
     r->prompt = in->ids;
     in->ids = (struct ids){0};
     r->n_prompt = (uint32_t)r->prompt.n;
@@ -537,11 +537,12 @@ void request_start(struct serve *s, struct http_exchange *x, struct request_inpu
     bool readable = output_begin(r, p, &in->rendered, &e) == ERR_OK;
     http_set_user(x, r);
     http_on_close(x, on_client_gone);
+    struct picture_set *pictures = in->pictures;
     if (!readable) {
-        picture_set_free(in->pictures);
         fail(r, 500, "internal", e.message);
-    } else if (in->pictures) {
-        add_pictures(r, in->pictures);
+    } else if (pictures) {
+        in->pictures = NULL;
+        add_pictures(r, pictures);
     } else {
         submit(r, NULL);
     }

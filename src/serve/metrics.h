@@ -37,7 +37,7 @@ struct service_metrics {
     uint64_t pictures;                                 /* of those */
     uint64_t calls, malformed_calls, unfinished_calls; /* of chats whose output is read by rules */
     struct histogram ttft, itl, e2e;
-    struct histogram images, queue, vision, prefill, decode; /* segments of requests that completed */
+    struct histogram prompt, images, queue, vision, prefill, decode; /* segments of requests that completed */
 };
 
 /* One metric family with one value. */

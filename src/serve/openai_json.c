@@ -208,7 +208,7 @@ static void put_seconds(struct json_writer *w, const char *key, uint64_t from, u
     json_put_f64(w, key, to > from ? (double)(to - from) / 1e9 : 0);
 }
 
-/* Segments that follow each other: images, queue, vision, prefill and decode are together the total.
+/* Segments that follow each other: prompt, images, queue, vision, prefill and decode are together the total.
  * image_decode and image_preprocess are seconds of threads, within images. */
 static void write_timings(struct json_writer *w, const struct live_request *r)
 {
@@ -217,12 +217,13 @@ static void write_timings(struct json_writer *w, const struct live_request *r)
         return;
     json_key(w, "day0_timings");
     json_begin_object(w);
+    put_seconds(w, "prompt_s", t->arrived, t->prompted);
     if (r->n_pictures) {
-        put_seconds(w, "images_s", t->arrived, t->submitted);
+        put_seconds(w, "images_s", t->prompted, t->submitted);
         put_seconds(w, "image_decode_s", 0, t->picture_decode);
         put_seconds(w, "image_preprocess_s", 0, t->picture_process);
     }
-    put_seconds(w, "queue_s", t->submitted, t->started);
+    put_seconds(w, "queue_s", r->n_pictures ? t->submitted : t->prompted, t->started);
     if (r->n_pictures)
         put_seconds(w, "vision_s", 0, t->vision);
     put_seconds(w, "prefill_s", t->started + t->vision, t->first_token);

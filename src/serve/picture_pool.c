@@ -27,6 +27,8 @@ struct picture_pool {
     struct picture_set *first, *last;           /* with pictures that no thread has begun */
     struct picture_set *first_done, *last_done; /* to be taken */
     struct picture_set *running;                /* all begun, not all done */
+    struct pool_call *calls, *last_call;        /* to be run */
+    struct pool_call *returned, *last_returned;
     struct picture_pool_stats stats;
 };
 
@@ -63,6 +65,24 @@ static struct picture_set *find(struct picture_set *first, uint64_t id)
     return first;
 }
 
+static void push_call(struct pool_call **first, struct pool_call **last, struct pool_call *c)
+{
+    c->next = NULL;
+    if (*first)
+        (*last)->next = c;
+    else
+        *first = c;
+    *last = c;
+}
+
+static struct pool_call *pop_call(struct pool_call **first)
+{
+    struct pool_call *c = *first;
+    if (c)
+        *first = c->next;
+    return c;
+}
+
 /* ---- one picture, outside of the lock ---- */
 
 static int make_message(const struct picture_pool *p, const struct prompt_pixels *pixels,
@@ -92,6 +112,13 @@ static int make_picture(struct picture_pool *p, const struct prompt_picture *pic
 
 /* ---- threads ---- */
 
+static bool must_tell(struct picture_pool *p)
+{
+    bool tell = !p->notified;
+    p->notified = true;
+    return tell;
+}
+
 /* Called with the lock held, when a picture of s is done. True: the loop is to be told. */
 static bool settle(struct picture_pool *p, struct picture_set *s)
 {
@@ -107,9 +134,7 @@ static bool settle(struct picture_pool *p, struct picture_set *s)
         return false;
     }
     push(&p->first_done, &p->last_done, s);
-    bool tell = !p->notified;
-    p->notified = true;
-    return tell;
+    return must_tell(p);
 }
 
 static void note(struct picture_pool *p, struct picture_set *s, uint32_t i, int rc, const struct err *e,
@@ -148,28 +173,45 @@ static uint32_t begin(struct picture_pool *p, struct picture_set *s)
     return i;
 }
 
+/* Both are called with the lock held, and give it up while they work. True: the loop is to be told. */
+static bool run_picture(struct picture_pool *p, struct picture_set *s)
+{
+    uint32_t i = begin(p, s);
+    pthread_mutex_unlock(&p->lock);
+    struct prompt_pixels pixels = {0};
+    struct err e = {0};
+    uint64_t start = clock_ns();
+    int rc = make_picture(p, &s->pictures.list[i], &s->images[i], &pixels, &e);
+    uint64_t ns = clock_ns() - start;
+    pthread_mutex_lock(&p->lock);
+    note(p, s, i, rc, &e, &pixels, ns);
+    return settle(p, s);
+}
+
+static bool run_call(struct picture_pool *p, struct pool_call *c)
+{
+    pthread_mutex_unlock(&p->lock);
+    uint64_t start = clock_ns();
+    c->run(c);
+    uint64_t ns = clock_ns() - start;
+    pthread_mutex_lock(&p->lock);
+    p->stats.busy_ns += ns;
+    push_call(&p->returned, &p->last_returned, c);
+    return must_tell(p);
+}
+
 static void *pool_main(void *arg)
 {
     struct picture_pool *p = arg;
     pthread_mutex_lock(&p->lock);
     while (!p->stop) {
+        struct pool_call *c = pop_call(&p->calls);
         struct picture_set *s = p->first;
         while (s && (s->cancelled || s->code)) /* settles with the picture in progress */
             s = s->next;
-        if (s == NULL) {
+        if (c == NULL && s == NULL) {
             pthread_cond_wait(&p->wake, &p->lock);
-            continue;
-        }
-        uint32_t i = begin(p, s);
-        pthread_mutex_unlock(&p->lock);
-        struct prompt_pixels pixels = {0};
-        struct err e = {0};
-        uint64_t start = clock_ns();
-        int rc = make_picture(p, &s->pictures.list[i], &s->images[i], &pixels, &e);
-        uint64_t ns = clock_ns() - start;
-        pthread_mutex_lock(&p->lock);
-        note(p, s, i, rc, &e, &pixels, ns);
-        if (settle(p, s)) {
+        } else if (c ? run_call(p, c) : run_picture(p, s)) {
             pthread_mutex_unlock(&p->lock);
             p->o.notify(p->o.context);
             pthread_mutex_lock(&p->lock);
@@ -202,6 +244,18 @@ void picture_set_free(struct picture_set *s)
     free(s);
 }
 
+/* Counts bytes, or says why not. */
+static int hold(struct picture_pool *p, uint64_t bytes, struct err *e)
+{
+    if (bytes > p->o.max_bytes)
+        return err_set(e, ERR_LIMIT, "its pictures take %llu bytes, all requests together may have %llu",
+                       (unsigned long long)bytes, (unsigned long long)p->o.max_bytes);
+    if (atomic_fetch_add(&p->held_bytes, bytes) + bytes <= p->o.max_bytes)
+        return ERR_OK;
+    atomic_fetch_sub(&p->held_bytes, bytes);
+    return err_set(e, ERR_BUSY, "pictures of other requests are being worked on, try again later");
+}
+
 uint64_t picture_patches(const struct prompt_picture *q)
 {
     uint64_t n = 0;
@@ -227,14 +281,55 @@ int picture_pool_reserve(struct picture_set *s, struct err *e)
                            (unsigned long long)patches);
         need += bytes + q->n;
     }
-    if (need > p->o.max_bytes)
-        return err_set(e, ERR_LIMIT, "its pictures take %llu bytes, all requests together may have %llu",
-                       (unsigned long long)need, (unsigned long long)p->o.max_bytes);
-    uint64_t held = atomic_fetch_add(&p->held_bytes, need);
-    s->bytes = need;
-    return held + need > p->o.max_bytes
-               ? err_set(e, ERR_BUSY, "pictures of other requests are being worked on, try again later")
-               : ERR_OK;
+    int rc = hold(p, need, e);
+    s->bytes = rc ? 0 : need;
+    return rc;
+}
+
+int picture_pool_call(struct picture_pool *p, struct pool_call *call, uint64_t bytes, struct err *e)
+{
+    int rc = hold(p, bytes, e);
+    if (rc)
+        return rc;
+    call->bytes = bytes;
+    pthread_mutex_lock(&p->lock);
+    push_call(&p->calls, &p->last_call, call);
+    pthread_cond_signal(&p->wake);
+    pthread_mutex_unlock(&p->lock);
+    return ERR_OK;
+}
+
+bool picture_pool_uncall(struct picture_pool *p, struct pool_call *call)
+{
+    struct pool_call *before = NULL;
+    pthread_mutex_lock(&p->lock);
+    struct pool_call *c = p->calls;
+    for (; c && c != call; c = c->next)
+        before = c;
+    if (c && before)
+        before->next = c->next;
+    else if (c)
+        p->calls = c->next;
+    if (c && p->last_call == c)
+        p->last_call = before;
+    pthread_mutex_unlock(&p->lock);
+    if (c == NULL)
+        return false;
+    atomic_fetch_sub(&p->held_bytes, c->bytes);
+    c->drop(c);
+    return true;
+}
+
+struct pool_call *picture_pool_returned(struct picture_pool *p)
+{
+    pthread_mutex_lock(&p->lock);
+    struct pool_call *c = pop_call(&p->returned);
+    if (c == NULL)
+        p->notified = false;
+    pthread_mutex_unlock(&p->lock);
+    if (c)
+        atomic_fetch_sub(&p->held_bytes, c->bytes);
+    return c;
 }
 
 void picture_pool_submit(struct picture_set *s)
@@ -315,6 +410,15 @@ static void free_list(struct picture_set *s)
     }
 }
 
+static void drop_calls(struct pool_call *c)
+{
+    while (c) {
+        struct pool_call *next = c->next;
+        c->drop(c);
+        c = next;
+    }
+}
+
 void picture_pool_stop(struct picture_pool *p)
 {
     if (p == NULL)
@@ -336,6 +440,8 @@ void picture_pool_close(struct picture_pool *p)
     free_list(p->first);
     free_list(p->running);
     free_list(p->first_done);
+    drop_calls(p->calls);
+    drop_calls(p->returned);
     pthread_cond_destroy(&p->wake);
     pthread_mutex_destroy(&p->lock);
     free(p);

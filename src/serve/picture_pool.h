@@ -33,6 +33,14 @@ struct picture_set {
     bool cancelled;
 };
 
+/* Other work for a thread of the pool: goes before pictures, and comes back to the loop. */
+struct pool_call {
+    void (*run)(struct pool_call *call);  /* on that thread */
+    void (*drop)(struct pool_call *call); /* where it does not come back */
+    uint64_t bytes;                       /* counted in the pool until it comes back */
+    struct pool_call *next;
+};
+
 struct picture_pool_options {
     const struct prompt_front *front;
     const struct picture_shape *shape; /* of messages */
@@ -64,13 +72,19 @@ void picture_set_free(struct picture_set *s);                /* any thread; s ma
 
 uint64_t picture_patches(const struct prompt_picture *q); /* that its tower is given */
 
-/* Counts what the set will hold; before submit. ERR_LIMIT: more than max_bytes by itself. ERR_BUSY: not now.
+/* Counts what the set will hold; any thread, before submit. ERR_LIMIT: more than max_bytes by itself.
+ * ERR_BUSY: not now.
  */
 int picture_pool_reserve(struct picture_set *s, struct err *e);
 /* Takes the set over. Sets are worked on in order; the pictures of one by as many threads as are free. */
 void picture_pool_submit(struct picture_set *s);
-void picture_pool_cancel(struct picture_pool *p, uint64_t id); /* a set that was submitted and not taken */
-struct picture_set *picture_pool_take(struct picture_pool *p); /* one that is done, or NULL */
+/* Takes the call over unless it fails. ERR_BUSY, ERR_LIMIT as of picture_pool_reserve. */
+int picture_pool_call(struct picture_pool *p, struct pool_call *call, uint64_t bytes, struct err *e);
+/* Drops a call that no thread has begun. False: it will return. */
+bool picture_pool_uncall(struct picture_pool *p, struct pool_call *call);
+struct pool_call *picture_pool_returned(struct picture_pool *p); /* the caller's again; or NULL */
+void picture_pool_cancel(struct picture_pool *p, uint64_t id);   /* a set that was submitted and not taken */
+struct picture_set *picture_pool_take(struct picture_pool *p);   /* one that is done, or NULL */
 void picture_pool_stats(struct picture_pool *p, struct picture_pool_stats *out);
 
 #endif

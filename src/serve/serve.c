@@ -33,6 +33,8 @@ static void drain_events(void *arg)
 static void drain_pictures(void *arg)
 {
     struct serve *s = arg;
+    for (struct pool_call *call; s->pool && (call = picture_pool_returned(s->pool));)
+        reading_returned(s, call);
     for (struct picture_set *set; s->pool && (set = picture_pool_take(s->pool));)
         request_pictures(s, set);
 }
@@ -93,7 +95,7 @@ static void on_tick(void *arg)
         log_line(&s->d0->log, LOG_INFO, "serve", "stopping: %u requests may finish within %.1f s", s->n_live,
                  (double)s->o.drain_ns / 1e9);
     }
-    if (s->stopping && (s->n_live == 0 || now - s->stop_ns > s->o.drain_ns)) {
+    if (s->stopping && ((s->n_live == 0 && s->n_reading == 0) || now - s->stop_ns > s->o.drain_ns)) {
         fail_all(s, 503, "stopping", "the server is stopping");
         http_server_stop(s->http);
     }

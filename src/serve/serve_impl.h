@@ -53,9 +53,9 @@ struct live_output {
 /* Where the time of a request went; all from clock_ns(). Segments follow each other from arrival to the end.
  */
 struct request_times {
-    uint64_t arrived, submitted, started, first_token, last_token;
+    uint64_t arrived, prompted, submitted, started, first_token, last_token;
     uint64_t vision;                          /* ns of the tower, within started..first_token */
-    uint64_t picture_decode, picture_process; /* ns of threads, within arrived..submitted */
+    uint64_t picture_decode, picture_process; /* ns of threads, within prompted..submitted */
 };
 
 /* A generation from its acceptance by the handler to its last byte. */
@@ -105,6 +105,7 @@ struct serve {
     uint32_t max_live; /* requests beyond which the answer is 429 at once */
     struct request_slot *slots;
     uint32_t n_slots, first_free, n_live;
+    uint32_t n_reading; /* large bodies on threads of the pool */
     uint64_t name_seed;
     int64_t started_unix;
     uint64_t started_ns, stop_ns, failed_since_ns;
@@ -117,18 +118,30 @@ struct serve {
 };
 
 /* ---- serve_routes.c ---- */
+void reading_returned(struct serve *s, struct pool_call *call);
 void serve_handle(struct http_exchange *x, void *user); /* of http_server_options */
 void reply_error(struct http_exchange *x, const struct api_error *err);
 void reply_json(struct http_exchange *x, int status, const struct strbuf *body);
 
-/* ---- live_request.c ---- */
+/* ---- request_input.c ---- */
 /* What a body was read into. */
 struct request_input {
+    struct arena arena; /* the JSON tree */
+    uint64_t arrived_ns;
     struct request_params params;
     struct ids ids;
     struct strbuf rendered;       /* the prompt of a chat */
     struct picture_set *pictures; /* NULL: none */
 };
+void input_init(struct request_input *in, struct serve *s, uint64_t arrived_ns);
+void input_release(struct request_input *in);
+/* JSON, parameters, headers of pictures. Any thread. Returns 0 or the status, with *err filled. */
+int input_read(struct serve *s, enum endpoint endpoint, const char *body, size_t n, struct request_input *in,
+               struct api_error *err);
+/* Then on the loop: ids, length, room for pictures. */
+int input_place(struct serve *s, struct request_input *in, struct api_error *err);
+
+/* ---- live_request.c ---- */
 /* Takes over the exchange: answers it now or later. ids and pictures are taken over too. */
 void request_start(struct serve *s, struct http_exchange *x, struct request_input *in);
 void request_event(struct serve *s, const struct engine_event *ev);

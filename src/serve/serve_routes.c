@@ -1,14 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * From an HTTP request to an answer or a live request: paths, bodies, prompts, limits. Every refusal is an
- * error in OpenAI's shape with the right status, before the engine hears of it.
+ * From an HTTP request to an answer or a live request: paths, and who reads a body. Every refusal is an error
+ * in OpenAI's shape with the right status, before the engine hears of it.
  */
-#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
+#include "base/thread.h"
 #include "serve/serve_impl.h"
-
-#define MAX_JSON_DEPTH 64
 
 void reply_json(struct http_exchange *x, int status, const struct strbuf *body)
 {
@@ -34,304 +33,136 @@ static void refuse(struct serve *s, struct http_exchange *x, const struct api_er
                         : err->status == 503 ? OUTCOME_NOT_READY
                         : err->status >= 500 ? OUTCOME_FAILED
                                              : OUTCOME_BAD_REQUEST]++;
+    if (err->status == 429 || err->status == 503)
+        http_add_header(x, "Retry-After", "1");
     reply_error(x, err);
-}
-
-/* ---- prompts ---- */
-
-/* Errors of tokenizing and rendering as the client sees them. */
-static int prompt_error(struct api_error *err, const struct request_params *p, const struct err *e)
-{
-    const char *param = p->messages ? "messages" : "prompt";
-    char text[600];
-    for (int i = 0; i < e->n_frames; i++) /* the part of a message that it is about */
-        param = str_starts(e->frames[i], "messages[") ? e->frames[i] : param;
-    int status = e->code == ERR_NOMEM ? 500 : 400;
-    return api_error(err, status,
-                     e->code == ERR_UNSUPPORTED ? "unsupported"
-                     : status == 500            ? "internal"
-                                                : "invalid_value",
-                     param, "%s", err_format(e, text, sizeof text));
-}
-
-static int too_long(const struct serve *s, struct api_error *err, const struct request_params *p,
-                    uint64_t n_prompt, uint64_t max_tokens)
-{
-    return api_error(err, 400, "context_length_exceeded", p->messages ? "messages" : "prompt",
-                     "the context holds %u tokens; the prompt has %llu and max_tokens is %llu, together %llu",
-                     s->max_context, (unsigned long long)n_prompt, (unsigned long long)max_tokens,
-                     (unsigned long long)(n_prompt + max_tokens));
-}
-
-static int ids_from_json(const struct serve *s, const struct json *v, struct ids *ids, struct api_error *err)
-{
-    int64_t vocab = s->front->spec->vocab_size;
-    if (vec_reserve((void **)&ids->data, &ids->capacity, v->n, sizeof *ids->data))
-        return api_error(err, 500, "internal", "prompt", "out of memory");
-    for (uint32_t i = 0; i < v->n; i++) {
-        int64_t id = -1;
-        json_i64(json_at(v, i), &id);
-        if (id < 0 || id >= vocab)
-            return api_error(err, 400, "invalid_value", "prompt",
-                             "token id %lld at position %u is outside the vocabulary of %lld", (long long)id,
-                             i, (long long)vocab);
-        ids->data[ids->n++] = (int32_t)id;
-    }
-    return 0;
-}
-
-/* A text that cannot fit however it is cut need not be tokenized, which would hold up everybody else. */
-static bool hopeless(const struct serve *s, size_t text_bytes)
-{
-    size_t per_id = tokenizer_bytes_per_id(s->front->tokenizer);
-    return per_id > 0 && text_bytes / per_id > s->max_context;
-}
-
-static size_t content_bytes(const struct json *messages)
-{
-    size_t n = 0;
-    for (uint32_t i = 0; i < messages->n; i++) {
-        const struct json *content = json_get(json_at(messages, i), "content");
-        if (json_string(content))
-            n += content->n;
-        for (uint32_t k = 0; content && content->type == JSON_ARRAY && k < content->n; k++) {
-            const struct json *text = json_get(json_at(content, k), "text");
-            n += json_string(text) ? text->n : 0;
-        }
-    }
-    return n;
-}
-
-/* ---- pictures ---- */
-
-static bool is_picture(const struct json *part)
-{
-    const char *type = json_string(json_get(part, "type"));
-    return type && (strcmp(type, "image_url") == 0 || strcmp(type, "image") == 0);
-}
-
-/* The first part that is a picture. */
-static bool find_picture(const struct json *messages, uint32_t *message, uint32_t *part)
-{
-    for (uint32_t i = 0; i < messages->n; i++) {
-        const struct json *content = json_get(json_at(messages, i), "content");
-        for (uint32_t k = 0; content && content->type == JSON_ARRAY && k < content->n; k++)
-            if (is_picture(json_at(content, k))) {
-                *message = i;
-                *part = k;
-                return true;
-            }
-    }
-    return false;
-}
-
-static int picture_error(struct api_error *err, uint32_t message, uint32_t part, const char *code,
-                         const char *text)
-{
-    char param[64];
-    snprintf(param, sizeof param, "messages[%u].content[%u]", message, part);
-    return api_error(err, 400, code, param, "%s: %s", param, text);
-}
-
-/* How fine a picture is looked at is the model's own rule: who asks for less of it would not get that. */
-static int check_details(const struct json *messages, struct api_error *err)
-{
-    char text[128];
-    for (uint32_t i = 0; i < messages->n; i++) {
-        const struct json *content = json_get(json_at(messages, i), "content");
-        for (uint32_t k = 0; content && content->type == JSON_ARRAY && k < content->n; k++) {
-            const struct json *detail = json_get(json_get(json_at(content, k), "image_url"), "detail");
-            const char *s = json_string(detail);
-            if (detail == NULL || detail->type == JSON_NULL ||
-                (s && (strcmp(s, "auto") == 0 || strcmp(s, "high") == 0)))
-                continue;
-            snprintf(text, sizeof text, "image_url.detail %.40s is not supported unless it is auto or high",
-                     s ? s : "");
-            text[utf8_complete_prefix(text, strlen(text))] = '\0';
-            return picture_error(err, i, k, "unsupported", text);
-        }
-    }
-    return 0;
-}
-
-/* Files are looked for nowhere: what the client says is all there is. */
-static int fetch_nothing(void *ctx, const char *where, struct arena *arena, const void **bytes, size_t *n,
-                         struct err *e)
-{
-    (void)ctx, (void)arena, (void)bytes, (void)n;
-    err_set(e, ERR_UNSUPPORTED, "\"%.80s\": this server fetches nothing", where);
-    return err_hint(e, "send the picture itself: \"data:image/png;base64,...\"");
-}
-
-/* What the tower cannot take is refused before anything is decoded. */
-static int check_sizes(const struct serve *s, const struct picture_set *set, struct api_error *err)
-{
-    const struct engine_limits *l = engine_limits(s->engine);
-    char text[200];
-    uint64_t rows = 0;
-    for (uint32_t i = 0; i < set->pictures.n; i++) {
-        const struct prompt_picture *q = &set->pictures.list[i];
-        uint64_t patches = picture_patches(q);
-        rows += q->n_rows;
-        if (patches <= l->max_patches && q->n_rows <= l->max_picture_rows && rows <= l->n_feature_rows)
-            continue;
-        if (patches > l->max_patches || q->n_rows > l->max_picture_rows)
-            snprintf(text, sizeof text,
-                     "a picture of %u x %u pixels becomes %llu patches, this server takes %u; send a smaller "
-                     "one",
-                     q->info.width, q->info.height, (unsigned long long)patches, l->max_patches);
-        else
-            snprintf(text, sizeof text,
-                     "the pictures up to this one take %llu tokens, this server holds %u at a time",
-                     (unsigned long long)rows, l->n_feature_rows);
-        return picture_error(err, q->message, q->part, "image_too_large", text);
-    }
-    return 0;
-}
-
-/* Headers of the pictures; sets in->pictures where there are any. */
-static int read_pictures(struct serve *s, struct request_input *in, struct api_error *err)
-{
-    struct prompt_picture_options o = {
-        .fetch = fetch_nothing, .max_pictures = s->o.max_pictures, .image.max_pixels = s->o.max_pixels};
-    uint32_t message, part;
-    struct err e = {0};
-    if (in->params.messages == NULL || !find_picture(in->params.messages, &message, &part))
-        return 0;
-    if (s->pool == NULL)
-        return picture_error(err, message, part, "unsupported",
-                             s->front->eyes ? "this server was started without pictures"
-                                            : "this model takes no pictures");
-    int rc = check_details(in->params.messages, err);
-    if (rc)
-        return rc;
-    in->pictures = picture_set_new(s->pool);
-    if (in->pictures == NULL)
-        return api_error(err, 500, "internal", "messages", "out of memory");
-    struct picture_set *set = in->pictures;
-    if (prompt_pictures_read(s->front, in->params.messages, &o, &set->arena, &set->pictures, &e))
-        return prompt_error(err, &in->params, &e);
-    return check_sizes(s, set, err);
-}
-
-/* Where they stand in the prompt, and room for them. */
-static int place_pictures(struct serve *s, struct request_input *in, struct api_error *err)
-{
-    struct picture_set *set = in->pictures;
-    struct err e = {0};
-    int rc =
-        prompt_lay_pictures(s->front, &set->pictures, in->ids.data, in->ids.n, &set->arena, &set->layout, &e);
-    if (rc)
-        return prompt_error(err, &in->params, &e);
-    rc = picture_pool_reserve(set, &e);
-    if (rc == ERR_BUSY)
-        return api_error(err, 429, "queue_full", "messages", "%s", e.message);
-    return rc ? prompt_error(err, &in->params, &e) : 0;
-}
-
-/* ---- bodies ---- */
-
-static int make_prompt(struct serve *s, struct request_input *in, struct api_error *err)
-{
-    const struct request_params *p = &in->params;
-    struct ids *ids = &in->ids;
-    struct err e = {0};
-    int rc;
-    if (p->ids)
-        return ids_from_json(s, p->ids, ids, err);
-    size_t bytes = p->prompt ? p->prompt->n : content_bytes(p->messages);
-    if (hopeless(s, bytes))
-        return api_error(err, 400, "context_length_exceeded", p->messages ? "messages" : "prompt",
-                         "the context holds %u tokens; a prompt of %zu bytes has more", s->max_context,
-                         bytes);
-    struct prompt_chat chat = {.messages = p->messages,
-                               .tools = p->tools,
-                               .variables = p->template_kwargs,
-                               .tool_choice = p->no_calls ? "none" : NULL,
-                               .reasoning_effort = p->reasoning_effort,
-                               .no_generation_prompt = p->no_generation_prompt};
-    rc = read_pictures(s, in, err);
-    if (rc)
-        return rc;
-    if (in->pictures) {
-        chat.messages = in->pictures->pictures.messages;
-        chat.pictures = &in->pictures->pictures;
-    }
-    if (p->prompt)
-        rc = prompt_text(s->front, p->prompt->as.string, p->prompt->n, ids, &e);
-    else
-        rc = prompt_chat(s->front, &chat, &in->rendered, ids, &e);
-    return rc ? prompt_error(err, p, &e) : 0;
-}
-
-/* max_tokens as it will be: given, or OpenAI's default of 16 for completions, or the rest of the context. */
-static int check_length(const struct serve *s, struct request_params *p, size_t n_prompt,
-                        struct api_error *err)
-{
-    if (n_prompt == 0)
-        return api_error(err, 400, "invalid_value", "prompt",
-                         "the prompt is empty and this model has no first token");
-    uint64_t rest = n_prompt < s->max_context ? s->max_context - n_prompt : 0;
-    if (p->max_tokens < 0 && p->endpoint == ENDPOINT_COMPLETIONS)
-        p->max_tokens = rest > 0 && rest < 16 ? (int64_t)rest : 16;
-    else if (p->max_tokens < 0)
-        p->max_tokens = rest > 0 ? (int64_t)rest : 1;
-    return (uint64_t)p->max_tokens > rest ? too_long(s, err, p, n_prompt, (uint64_t)p->max_tokens) : 0;
 }
 
 /* ---- generations ---- */
 
-static int read_request(struct serve *s, struct http_exchange *x, enum endpoint endpoint, struct arena *arena,
-                        struct request_input *in, struct api_error *err)
+/* A body from here on is read on a thread of the pool: parsing it would hold up every stream. */
+#define READ_BESIDE (256u << 10)
+
+/* A large body that is being read. Belongs to the thread of the pool between picture_pool_call and its
+ * return, but for `exchange`, which is the loop's throughout. */
+struct body_reading {
+    struct pool_call call; /* first */
+    struct serve *serve;
+    struct http_exchange *exchange; /* NULL: its client is gone */
+    enum endpoint endpoint;
+    struct strbuf body;
+    struct request_input in;
+    struct api_error err;
+};
+
+static void read_body(struct pool_call *call)
 {
-    struct request_params *p = &in->params;
-    size_t n;
-    const char *body = http_body(x, &n);
-    const struct json *root;
+    struct body_reading *r = (struct body_reading *)call;
+    input_read(r->serve, r->endpoint, strbuf_cstr(&r->body), r->body.len, &r->in, &r->err);
+    strbuf_release(&r->body);
+}
+
+static void drop_reading(struct pool_call *call)
+{
+    struct body_reading *r = (struct body_reading *)call;
+    input_release(&r->in);
+    strbuf_release(&r->body);
+    free(r);
+}
+
+static void on_reader_gone(struct http_exchange *x, void *user)
+{
+    struct body_reading *r = user;
+    struct serve *s = r->serve;
+    (void)x;
+    r->exchange = NULL;
+    s->metrics.outcomes[OUTCOME_CLIENT_GONE]++;
+    s->n_reading -= picture_pool_uncall(s->pool, &r->call);
+}
+
+static void refuse_reading(struct serve *s, struct http_exchange *x, const struct err *e)
+{
+    struct api_error err;
+    if (e->code == ERR_BUSY)
+        api_error(&err, 429, "queue_full", NULL, "%s", e->message);
+    else if (e->code == ERR_LIMIT)
+        api_error(&err, 400, "invalid_value", "messages", "%s", e->message);
+    else
+        api_error(&err, 500, "internal", NULL, "%s", e->message);
+    refuse(s, x, &err);
+}
+
+/* Takes over what was read: the second half, then a live request. */
+static void go_on(struct serve *s, struct http_exchange *x, struct request_input *in, struct api_error *err)
+{
+    if (err->status == 0)
+        input_place(s, in, err);
+    if (err->status)
+        refuse(s, x, err);
+    else
+        request_start(s, x, in);
+    input_release(in);
+}
+
+void reading_returned(struct serve *s, struct pool_call *call)
+{
+    struct body_reading *r = (struct body_reading *)call;
+    s->n_reading--;
+    if (r->exchange && s->stopping)
+        api_error(&r->err, 503, "stopping", NULL, "the server is stopping");
+    if (r->exchange)
+        go_on(s, r->exchange, &r->in, &r->err);
+    drop_reading(call);
+}
+
+static void read_beside(struct serve *s, struct http_exchange *x, enum endpoint endpoint, uint64_t now)
+{
+    struct body_reading *r = calloc(1, sizeof *r);
     struct err e = {0};
-    struct json_limits limits = {.max_bytes = s->o.max_body, .max_depth = MAX_JSON_DEPTH};
-    int rc = json_parse(body, n, &limits, arena, &root, &e);
-    if (rc)
-        return api_error(err, rc == ERR_NOMEM ? 500 : 400, rc == ERR_NOMEM ? "internal" : "invalid_json",
-                         NULL, "%s", e.message);
-    rc = request_params_read(root, endpoint, p, err);
-    if (rc)
-        return rc;
-    if (strcmp(p->model, s->model_name) != 0)
-        return api_error(err, 404, "model_not_found", "model",
-                         "the model \"%.200s\" does not exist; this server has \"%.200s\"", p->model,
-                         s->model_name);
-    rc = make_prompt(s, in, err);
-    if (rc == 0)
-        rc = check_length(s, p, in->ids.n, err);
-    return rc || in->pictures == NULL ? rc : place_pictures(s, in, err);
+    if (r == NULL) {
+        err_set(&e, ERR_NOMEM, "out of memory");
+        refuse_reading(s, x, &e);
+        return;
+    }
+    *r = (struct body_reading){
+        .call = {.run = read_body, .drop = drop_reading}, .serve = s, .exchange = x, .endpoint = endpoint};
+    input_init(&r->in, s, now);
+    http_take_body(x, &r->body);
+    if (s->n_live + s->n_reading >= s->max_live)
+        err_set(&e, ERR_BUSY, "%u requests are waiting or running, try again later", s->n_live);
+    else
+        picture_pool_call(s->pool, &r->call, r->body.len, &e);
+    if (e.code) {
+        drop_reading(&r->call);
+        refuse_reading(s, x, &e);
+        return;
+    }
+    s->n_reading++;
+    http_set_user(x, r);
+    http_on_close(x, on_reader_gone);
 }
 
 static void generate(struct serve *s, struct http_exchange *x, enum endpoint endpoint)
 {
-    struct arena arena;
-    struct request_input in = {.rendered = STRBUF_INIT};
+    struct request_input in;
     struct api_error err = {0};
     char reason[320];
     const char *why = not_ready(s, reason, sizeof reason);
+    uint64_t now = clock_ns();
+    size_t n;
+    const char *body = http_body(x, &n);
     if (why) {
         api_error(&err, 503, "not_ready", NULL, "not ready: %s", why);
-        http_add_header(x, "Retry-After", "1");
         refuse(s, x, &err);
         return;
     }
-    arena_init(&arena, &s->d0->mem, MEM_REQUEST);
-    if (read_request(s, x, endpoint, &arena, &in, &err)) {
-        ids_release(&in.ids);
-        picture_set_free(in.pictures);
-        if (err.status == 429)
-            http_add_header(x, "Retry-After", "1");
-        refuse(s, x, &err);
-    } else {
-        request_start(s, x, &in);
+    if (s->pool && n >= READ_BESIDE) {
+        read_beside(s, x, endpoint, now);
+        return;
     }
-    strbuf_release(&in.rendered);
-    arena_release(&arena);
+    input_init(&in, s, now);
+    input_read(s, endpoint, body, n, &in, &err);
+    go_on(s, x, &in, &err);
 }
 
 /* ---- paths ---- */

@@ -138,7 +138,7 @@ struct arch_file {
     size_t n;
 };
 
-enum spec_interpolation { SPEC_NO_TABLE, SPEC_BILINEAR, SPEC_BICUBIC };
+enum spec_interpolation { SPEC_NO_TABLE, SPEC_BILINEAR, SPEC_BICUBIC, SPEC_EXACT, SPEC_BUCKETS };
 
 /* What the host must know of a tower to make its inputs from the grids of pictures. */
 #define SPEC_MAX_FEATURES 8
@@ -148,6 +148,8 @@ struct spec_tower {
     uint32_t window;                      /* side of a window in merged rows; 0: there are none */
     uint32_t table_side;                  /* of a learned table of places */
     enum spec_interpolation table;        /* how patches take their share of it */
+    bool raster;                          /* patches come row by row, not in blocks of merge x merge */
+    bool class_row, drop_first, lines;    /* as struct image_tower has them */
     int32_t image_token;                  /* stands for one merged row; -1: unknown */
     uint32_t n_features;                  /* what enters the text: the rows, then those added to layers */
     uint32_t features[SPEC_MAX_FEATURES]; /* values of spec.vision */

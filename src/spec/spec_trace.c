@@ -81,6 +81,8 @@ static int add_input(struct trace *t, const struct json *item, uint32_t *out, st
         {"table_weights", D0_INPUT_TABLE_WEIGHTS, D0_F32, 2, {D0_DIM_TOKENS, WIDE}},
         {"features", D0_INPUT_FEATURES, D0_F32, 2, {D0_DIM_TOKENS, WIDE}},
         {"feature_of", D0_INPUT_FEATURE_OF, D0_I32, 1, {D0_DIM_TOKENS}},
+        {"class_rows", D0_INPUT_CLASS_ROWS, D0_I32, 1, {D0_DIM_TOKENS}},
+        {"line_rows", D0_INPUT_LINE_ROWS, D0_I32, 1, {D0_DIM_ROWS}},
     };
     const char *name, *role = trace_text(item, "role");
     int64_t width = 0;

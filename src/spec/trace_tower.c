@@ -28,10 +28,19 @@ static int tower_numbers(struct spec_tower *w, const struct json *facts, struct 
     w->image_token = -1;
     if (json_get(facts, "image_token") && trace_int(facts, "image_token", 0, INT32_MAX, &v))
         w->image_token = (int32_t)v;
+    w->raster = trace_flag(facts, "raster");
+    w->class_row = trace_flag(facts, "class_row");
+    w->drop_first = trace_flag(facts, "drop_first");
+    w->lines = trace_flag(facts, "lines");
+    static const char *const ways[] = {[SPEC_BILINEAR] = "bilinear",
+                                       [SPEC_BICUBIC] = "bicubic",
+                                       [SPEC_EXACT] = "exact",
+                                       [SPEC_BUCKETS] = "buckets"};
     const char *how = trace_text(facts, "interpolation");
-    w->table = strcmp(how, "bilinear") == 0  ? SPEC_BILINEAR
-               : strcmp(how, "bicubic") == 0 ? SPEC_BICUBIC
-                                             : SPEC_NO_TABLE;
+    w->table = SPEC_NO_TABLE;
+    for (size_t i = SPEC_BILINEAR; i < ARRAY_LEN(ways); i++)
+        if (strcmp(ways[i], how) == 0)
+            w->table = (enum spec_interpolation)i;
     if ((w->table == SPEC_NO_TABLE) != (w->table_side == 0) || (*how && w->table == SPEC_NO_TABLE))
         return err_set(e, ERR_FORMAT, "the tower's table of places and its interpolation do not agree");
     return ERR_OK;

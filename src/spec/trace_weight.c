@@ -146,16 +146,22 @@ static struct sum stored_as(const struct trace *t, struct spec_weight *w)
     return s;
 }
 
-/* The weight of a convolution whose steps are its width multiplies rows: [outputs, all the others]. */
+static bool flattened(const struct json *item)
+{
+    return trace_flag(item, "flat") || trace_flag(item, "rows");
+}
+
+/* The weight of a convolution whose steps are its width multiplies rows: [outputs, all the others]. A table
+ * of places down and across is one of places, a learned row a table of one: [all the others, values]. */
 static void flatten(const struct json *item, struct d0_value *v, const struct spec_weight *w)
 {
-    if (!trace_flag(item, "flat") || w->n_dims < 2)
+    const uint32_t rows = trace_flag(item, "rows") ? w->n_dims - 1 : 1;
+    if (!flattened(item))
         return;
     v->n_dims = 2;
-    v->dims[0] = w->dims[0];
-    v->dims[1] = 1;
-    for (uint32_t i = 1; i < w->n_dims; i++)
-        v->dims[1] *= w->dims[i]; /* weight_shape() saw to it that this is in range */
+    v->dims[0] = v->dims[1] = 1;
+    for (uint32_t i = 0; i < w->n_dims; i++)
+        v->dims[i >= rows] *= w->dims[i]; /* weight_shape() saw to it that this is in range */
 }
 
 /* The value in the graph: the type of the codes, and the logical shape. Outside of the text only a tower that
@@ -178,7 +184,9 @@ static int weight_value(struct trace *t, const struct json *item, struct spec_we
     struct graph *g = trace_graph(t, item);
     if (w->group != GROUP_TEXT && (w->group != GROUP_VISION || g != t->s->vision))
         return ERR_OK;
-    const bool flat = trace_flag(item, "flat") && w->form.scheme == 0;
+    const bool flat = flattened(item) && w->form.scheme == 0;
+    if (flat && lead)
+        return err_set(e, ERR_FORMAT, "weight %s: experts are not laid flat", w->name);
     if (!flat && w->n_dims + lead > D0_MAX_DIMS)
         return err_set(e, ERR_FORMAT, "weight %s: more than %d dimensions", w->name, D0_MAX_DIMS);
     bool integer = w->dtype == D0_I64 || w->dtype == D0_I32;

@@ -563,7 +563,11 @@ int opfill_contents(struct fill *f, struct err *e)
         else if (v->role == D0_INPUT_TABLE_ROWS)
             draw_ints(f, i, value_of(f, 1)->dims[0], true);
         else if (v->role == D0_INPUT_FEATURE_OF)
-            draw_ints(f, i, c->dims[2] ? c->dims[2] : 1, true);
+            draw_ints(f, i,
+                      value_of(f, 1)->dims[0] > 0 ? value_of(f, 1)->dims[0]
+                      : c->dims[2]                ? c->dims[2]
+                                                  : 1,
+                      true);
         else if (v->role == D0_INPUT_SPANS)
             fill_spans(f, i);
         else if (v->role == D0_INPUT_HIDDEN)

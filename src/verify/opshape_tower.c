@@ -45,7 +45,10 @@ bool opshape_default_tower(unsigned i, struct opshape *s)
         break;
     case D0_OP_SCATTER_ROWS:
         opshape_rows(s, 0, k);
-        shared_rows(s, 1, k);
+        if (i % 3 == 2)
+            opshape_weight(s, 1, opshape_any_type(i), 2, 11, k, 0);
+        else
+            shared_rows(s, 1, k);
         opshape_ints(s, 2, D0_INPUT_FEATURE_OF, D0_DIM_TOKENS);
         node_set_attr_i(&s->node, D0_ATTR_ADD, i % 2);
         break;

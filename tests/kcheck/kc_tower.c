@@ -200,7 +200,7 @@ void kc_make_SCATTER_ROWS(struct kc_case *c, unsigned index)
     int64_t k = c->large ? 4096 : width_of(c, index, 300), t = c->large ? 512 : kc_between(c, 0, 12),
             f = c->large ? 512 : kc_between(c, 1, 12);
     kc_fill(c, 0, D0_F32, t * k, k);
-    kc_fill(c, 1, D0_F32, f * k, 0);
+    kc_fill(c, 1, kc_any_type(c), f * k, 0); /* what a tower gave, or a weight */
     int32_t *from = kc_ints(c, 2, t, 1);
     for (int64_t i = 0; i < t; i++) {
         from[i] = kc_chance(c, 2) ? -1 : (int32_t)kc_between(c, 0, f - 1);
@@ -380,6 +380,13 @@ static void scatter_trusts(const struct kern_args *a, size_t first, size_t last,
             memcpy((float *)a->out[0] + t * n, (const float *)a->in[0] + t * n, n * sizeof(float));
 }
 
+static void scatter_other_type(const struct kern_args *a, size_t first, size_t last, unsigned thread)
+{
+    struct kern_args b = *a;
+    b.in_dtype[1] = D0_BF16; /* no type is narrower: nothing is read behind the end */
+    ref(D0_OP_SCATTER_ROWS, &b, first, last, thread);
+}
+
 /* Others that take more numbers of a row than they once did. */
 static void gather_first(const struct kern_args *a, size_t first, size_t last, unsigned thread)
 {
@@ -420,6 +427,7 @@ static const struct kc_planted planted[] = {
     PLANTED(SCATTER_ROWS, rows, NULL, scatter_always_adds, "adds where it should replace"),
     PLANTED(SCATTER_ROWS, rows, NULL, scatter_in_order, "features in the order of tokens"),
     PLANTED(SCATTER_ROWS, rows, NULL, scatter_trusts, "any negative number is none"),
+    PLANTED(SCATTER_ROWS, rows, NULL, scatter_other_type, "features of one type only"),
     PLANTED(GATHER_ROWS, rows, NULL, gather_first, "one row as often as there are rows"),
     PLANTED(ROPE_TABLE, rows, NULL, angles_of_time, "ignores sections"),
     PLANTED(ROPE_TABLE, rows, NULL, angles_apart, "ignores interleave"),

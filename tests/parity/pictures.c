@@ -3,11 +3,11 @@
  * Owns: parity of towers, and of texts that take up pictures, with transformers. For each tiny model whose
  * JSON names "pictures": makes its checkpoint, lays out the patches of two pictures from their grids, runs
  * the tower on pixels that are a pure function of their number, and holds what it gives, the places of all
- * tokens and the logits behind the pictures against what transformers computed from the same files
- * (golden/FAMILY.pictures.safetensors, recorded by tools/reference_pictures.py). The places are equal; rows
- * are within LIMIT. Then one number is changed at a time: pixels, windows, the table of places, the order of
- * merged rows, the places: the result must move, or nothing was shown. A family without such an input skips
- * that change.
+ * tokens (where the text turns by them) and the logits behind the pictures against what transformers computed
+ * from the same files (golden/FAMILY.pictures.safetensors, recorded by tools/reference_pictures.py). The
+ * places are equal; rows are within LIMIT. Then one number is changed at a time: pixels, windows, the table
+ * of places, the order of merged rows, class rows, ends of lines, the places: the result must move, or
+ * nothing was shown. A family without such an input skips that change.
  */
 #include <math.h>
 #include <stdio.h>
@@ -22,7 +22,7 @@
 
 #define LIMIT    1e-4 /* relative L2 of a row, free running from the pixels on */
 #define MOVES    3e-4 /* a change moves the worst row by this at least: LIMIT would not let it pass */
-#define PICTURES 4
+#define PICTURES 16   /* or tiles of them */
 #define THREADS  2
 
 #define TREE TEST_SOURCE_ROOT "/tests/parity"
@@ -39,13 +39,15 @@ static void result(struct tap *tap, bool ok, const char *name, const char *detai
 }
 
 /* What is fed wrongly on purpose. */
-enum change { NOTHING, PIXELS, PLANE, WINDOWS, TABLE, MERGE, PLACES, FEATURES, N_CHANGES };
+enum change { NOTHING, PIXELS, PLANE, WINDOWS, TABLE, MERGE, CLASS, LINES, PLACES, FEATURES, N_CHANGES };
 static const char *const changes[N_CHANGES] = {"nothing",
                                                "two pixels swapped",
                                                "height and width of patches swapped",
                                                "windows as large as their picture",
                                                "table of places from its first row",
-                                               "two rows of a merged row swapped",
+                                               "two rows that are merged swapped",
+                                               "class rows as patches",
+                                               "ends of lines as patches",
                                                "places of pictures as those of text",
                                                "rows of pictures one token late"};
 
@@ -77,6 +79,29 @@ static void make_pixels(float *x, size_t n, uint32_t seed)
     }
 }
 
+/* Sizes of pictures that a processor cuts into tiles, whose grids follow from its plan. */
+static int plan_grids(struct model *m, const struct json *pictures, uint64_t *placeholders, struct err *e)
+{
+    const struct json *list = json_get(pictures, "sizes");
+    const struct image_configs files = {json_get(pictures, "processor"), NULL, json_get(m->t.root, "config")};
+    struct image_processor p;
+    struct image_plan plan;
+    int64_t h, w;
+    int rc = image_processor_open(&files, NULL, &p, e);
+    for (size_t i = 0; rc == 0 && list && list->type == JSON_ARRAY && i < list->n; i++) {
+        if (!json_i64(json_at(json_at(list, i), 0), &h) || !json_i64(json_at(json_at(list, i), 1), &w))
+            return err_set(e, ERR_FORMAT, "size %zu is no two numbers", i);
+        rc = image_plan(&p, (uint32_t)w, (uint32_t)h, NULL, &plan, e);
+        if (rc == 0 && plan.n_tiles > PICTURES - m->n_grids)
+            rc = err_set(e, ERR_FORMAT, "more than %d tiles", PICTURES);
+        if (rc == 0)
+            rc = image_plan_grids(&plan, m->s->tower.patch, m->s->tower.lines, m->grids + m->n_grids, e);
+        *placeholders += plan.placeholders;
+        m->n_grids += rc ? 0 : plan.n_tiles;
+    }
+    return rc;
+}
+
 static int read_grids(struct model *m, const struct json *list, struct err *e)
 {
     for (size_t i = 0; list && list->type == JSON_ARRAY && i < list->n && i < PICTURES; i++) {
@@ -93,24 +118,59 @@ static struct image_tower tower_of(const struct spec *s)
 {
     return (struct image_tower){.merge = s->tower.merge,
                                 .window = s->tower.window,
+                                .raster = s->tower.raster,
                                 .table_side = s->tower.table_side,
+                                .class_row = s->tower.class_row,
+                                .drop_first = s->tower.drop_first,
+                                .lines = s->tower.lines,
                                 .taps = s->tower.table == SPEC_BICUBIC    ? IMAGE_TAPS_BICUBIC
                                         : s->tower.table == SPEC_BILINEAR ? IMAGE_TAPS_BILINEAR
+                                        : s->tower.table == SPEC_EXACT    ? IMAGE_TAPS_EXACT
+                                        : s->tower.table == SPEC_BUCKETS  ? IMAGE_TAPS_BUCKETS
                                                                           : IMAGE_TAPS_NONE};
+}
+
+static bool has_input(const struct graph *g, uint32_t role)
+{
+    for (uint32_t i = 0; i < g->n_values; i++)
+        if (g->values[i].kind == D0_VALUE_INPUT && g->values[i].role == role)
+            return true;
+    return false;
+}
+
+/* The placeholders take the rows in turn, and there are as many. */
+static int take_in_turn(struct model *m, struct err *e)
+{
+    size_t n = 0;
+    for (size_t i = 0; i < m->r->n_ids; i++) {
+        const bool placeholder = m->r->ids[i] == m->s->tower.image_token;
+        m->feature_of[i] = placeholder ? (int32_t)n++ : -1;
+        for (size_t k = 0; k < 3; k++)
+            m->places[3 * i + k] = (int32_t)i;
+    }
+    return n == m->rows.n_merged
+               ? ERR_OK
+               : err_set(e, ERR_MISMATCH, "%zu rows for %zu placeholders", m->rows.n_merged, n);
 }
 
 static int make_inputs(struct model *m, struct err *e)
 {
     const struct spec_tower *w = &m->s->tower;
     const struct image_tower tower = tower_of(m->s);
+    const struct json *pictures = json_get(m->t.root, "pictures");
+    uint64_t placeholders = 0;
     m->hidden = (size_t)m->s->hidden;
     m->width = (size_t)w->channels * w->frames * w->patch * w->patch;
-    int rc = read_grids(m, json_get(json_get(m->t.root, "pictures"), "grids"), e);
+    int rc = json_get(pictures, "sizes") ? plan_grids(m, pictures, &placeholders, e)
+                                         : read_grids(m, json_get(pictures, "grids"), e);
     if (rc == 0)
         rc = image_tower_rows(&tower, m->grids, m->n_grids, &m->arena, &m->rows, e);
+    if (rc == 0 && placeholders && placeholders != m->rows.n_merged)
+        rc = err_set(e, ERR_MISMATCH, "%llu placeholders are planned, %zu rows laid",
+                     (unsigned long long)placeholders, m->rows.n_merged);
     if (rc)
         return rc;
-    m->pixels = arena_alloc_n(&m->arena, m->rows.n_rows * m->width, sizeof *m->pixels);
+    m->pixels = arena_alloc_n(&m->arena, m->rows.n_patches * m->width, sizeof *m->pixels);
     m->places = arena_alloc_n(&m->arena, m->r->n_ids, 3 * sizeof *m->places);
     m->feature_of = arena_alloc_n(&m->arena, m->r->n_ids, sizeof *m->feature_of);
     for (uint32_t i = 0; i < w->n_features; i++)
@@ -118,7 +178,9 @@ static int make_inputs(struct model *m, struct err *e)
             return err_set(e, ERR_NOMEM, "no memory for rows of pictures");
     if (!m->pixels || !m->places || !m->feature_of)
         return err_set(e, ERR_NOMEM, "no memory for pixels");
-    make_pixels(m->pixels, m->rows.n_rows * m->width, (uint32_t)m->t.seed);
+    make_pixels(m->pixels, m->rows.n_patches * m->width, (uint32_t)m->t.seed);
+    if (!has_input(m->s->graph, D0_INPUT_PLACES))
+        return take_in_turn(m, e);
     return prompt_places(w, m->r->ids, m->r->n_ids, m->grids, m->n_grids, m->places, m->feature_of, e);
 }
 
@@ -178,26 +240,35 @@ static void swap_ints(int32_t *a, int32_t *b)
 static int run_tower(struct model *m, struct dev *d, enum change change, struct err *e)
 {
     const struct image_rows *r = &m->rows;
-    const size_t t = r->n_rows, unit = t / r->n_merged;
+    const size_t t = r->n_rows, unit = (size_t)m->s->tower.merge * m->s->tower.merge,
+                 first = r->patch[0] < 0; /* of the patches */
     const struct oracle_model model = {.dev = d, .spec = m->s, .ckpt = m->c, .d0 = &m->d0};
     const int64_t dims[D0_N_DIMS] = {(int64_t)t, 1, (int64_t)r->n_merged, 1};
     float *patches = arena_alloc_n(&m->arena, t * m->width, sizeof *patches);
-    int32_t *places = copied(m, r->places, 12 * t), *merge = copied(m, r->merge, 4 * t),
+    int32_t *places = copied(m, r->places, 12 * t), *merge = copied(m, r->merge, 4 * r->n_merged * unit),
+            *class_rows = copied(m, r->class_rows, 4 * t), *lines = copied(m, r->line_rows, 4 * r->n_merged),
             *table = copied(m, r->table_rows, 4 * t * r->n_taps);
     if (!patches)
         return err_set(e, ERR_NOMEM, "no memory for pixels");
+    memset(patches, 0, t * m->width * sizeof *patches);
     for (size_t i = 0; i < t; i++)
-        memcpy(patches + i * m->width, m->pixels + (size_t)r->patch[i] * m->width,
-               m->width * sizeof *patches);
+        if (r->patch[i] >= 0)
+            memcpy(patches + i * m->width, m->pixels + (size_t)r->patch[i] * m->width,
+                   m->width * sizeof *patches);
     if (change == PIXELS) {
-        const float x = patches[1];
-        patches[1] = patches[m->width - 1];
-        patches[m->width - 1] = x;
+        float *row = patches + first * m->width;
+        const float x = row[1];
+        row[1] = row[m->width - 1];
+        row[m->width - 1] = x;
     }
     for (size_t i = 0; change == PLANE && i < t; i++)
         swap_ints(&places[3 * i + 1], &places[3 * i + 2]);
     if (change == MERGE)
-        swap_ints(&merge[0], &merge[unit - 1]);
+        swap_ints(&merge[0], &merge[unit > 1 ? unit - 1 : 1]);
+    for (size_t i = 0; change == CLASS && i < t; i++)
+        class_rows[i] = -1;
+    for (size_t i = 0; change == LINES && i < r->n_merged; i++)
+        lines[i] = -1;
     for (size_t i = 0; change == TABLE && i < t * r->n_taps; i++)
         table[i] = 0;
     const struct oracle_input in[] = {
@@ -205,7 +276,9 @@ static int run_tower(struct model *m, struct dev *d, enum change change, struct 
         {D0_INPUT_PLACES, places, 12 * t},
         {D0_INPUT_SPANS, r->spans, 8 * t},
         {D0_INPUT_WINDOWS, change == WINDOWS ? r->spans : r->windows, 8 * t},
-        {D0_INPUT_MERGE, merge, 4 * t},
+        {D0_INPUT_MERGE, merge, 4 * r->n_merged * unit},
+        {D0_INPUT_CLASS_ROWS, class_rows, 4 * t},
+        {D0_INPUT_LINE_ROWS, lines, 4 * r->n_merged},
         {D0_INPUT_TABLE_ROWS, table, 4 * t * r->n_taps},
         {D0_INPUT_TABLE_WEIGHTS, r->table_weights, 4 * t * r->n_taps},
     };
@@ -268,6 +341,8 @@ static int features_error(const struct model *m, double *worst, struct err *e)
 
 static int places_equal(const struct model *m, struct err *e)
 {
+    if (!has_input(m->s->graph, D0_INPUT_PLACES))
+        return ERR_OK;
     const struct reference_probe *p = recorded_probe(m->r, "places");
     if (!p || p->width != 3)
         return err_set(e, ERR_MISMATCH, "places are not recorded");
@@ -295,14 +370,6 @@ static int measure(struct model *m, struct dev *d, enum change change, double *f
     return rc;
 }
 
-static bool has_input(const struct graph *g, uint32_t role)
-{
-    for (uint32_t i = 0; i < g->n_values; i++)
-        if (g->values[i].kind == D0_VALUE_INPUT && g->values[i].role == role)
-            return true;
-    return false;
-}
-
 static bool concerns(const struct model *m, enum change change)
 {
     switch (change) {
@@ -311,7 +378,11 @@ static bool concerns(const struct model *m, enum change change)
     case WINDOWS:
         return has_input(m->s->vision, D0_INPUT_WINDOWS);
     case TABLE:
-        return has_input(m->s->vision, D0_INPUT_TABLE_WEIGHTS);
+        return has_input(m->s->vision, D0_INPUT_TABLE_ROWS);
+    case CLASS:
+        return has_input(m->s->vision, D0_INPUT_CLASS_ROWS);
+    case LINES:
+        return has_input(m->s->vision, D0_INPUT_LINE_ROWS);
     case PLACES:
         return has_input(m->s->graph, D0_INPUT_PLACES);
     default:

@@ -64,6 +64,19 @@ bool engine_exact(const struct engine *x)
     return true;
 }
 
+const struct picture_shape *engine_picture_shape(const struct engine *x)
+{
+    (void)x;
+    return NULL;
+}
+
+int engine_picture(struct engine *x, const struct picture_plan *plan, size_t bytes, uint32_t first_row,
+                   struct err *e)
+{
+    (void)x, (void)plan, (void)bytes, (void)first_row;
+    return err_set(e, ERR_UNSUPPORTED, "no tower");
+}
+
 static int32_t fake_token(int32_t script, uint32_t k, const struct step_sampling *s, uint32_t position)
 {
     static const char hello[] = "hello world";

@@ -124,7 +124,7 @@ static void put_stored(struct strbuf *out, const uint8_t *raw, size_t n)
         strbuf_putc(out, (char)(part >> 8));
         strbuf_putc(out, (char)~part);
         strbuf_putc(out, (char)(~part >> 8));
-        strbuf_add(out, raw + at, part);
+        strbuf_add(out, (const char *)raw + at, part);
         at += part;
     }
     for (size_t i = 0; i < n; i++) {

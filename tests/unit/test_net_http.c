@@ -104,6 +104,14 @@ static void handle(struct http_exchange *x, void *user)
         strbuf_release(&text);
     } else if (strcmp(path, "/events") == 0) {
         begin_stream(f, x, N_EVENTS, 0);
+    } else if (strcmp(path, "/forget") == 0) {
+        struct strbuf taken = STRBUF_INIT;
+        http_take_body(x, &taken);
+        assert_int_equal(taken.len, n);
+        strbuf_release(&taken);
+        http_body(x, &n);
+        assert_int_equal(n, 0);
+        begin_stream(f, x, 1000000, 0);
     } else if (strcmp(path, "/forever") == 0) {
         begin_stream(f, x, 1000000, 0);
     } else if (strcmp(path, "/flood") == 0) {
@@ -433,6 +441,51 @@ static void large_bodies_are_refused(void **state)
     close_server(&f);
 }
 
+static int post_part(const struct fixture *f, const char *path, const char *length, size_t n)
+{
+    static const char filler[65536];
+    char head[128];
+    int fd = dial(f);
+    snprintf(head, sizeof(head), "POST %s HTTP/1.1\r\nHost: x\r\nContent-Length: %s\r\n\r\n", path, length);
+    assert_true(say(fd, head, strlen(head)) && say(fd, filler, n));
+    return fd;
+}
+
+/* What all bodies hold at a time is bounded, and what was forgotten, or has left, no longer counts. */
+static void bodies_have_a_limit_together(void **state)
+{
+    (void)state;
+    struct fixture f;
+    struct http_response r;
+    struct err e = {0};
+    static const char body[40000];
+    char url[128], buf[4096];
+    open_server(&f, (struct http_server_options){.max_body = 60000, .max_bodies = 100000});
+    snprintf(url, sizeof(url), "%s/echo", f.url);
+    struct http_request q = {.url = url, .body = body, .body_bytes = sizeof(body)};
+    int half = post_part(&f, "/echo", "60000", 50000), most = post_part(&f, "/forever", "49000", 49000);
+    assert_true(becomes(&f.n_handled, 1));
+    for (int i = 0, status = 0; status != 503; i++) { /* the half one may still be on its way */
+        assert_true(i < 100);
+        assert_int_equal(http_fetch(&q, NULL, NULL, &r, &e), ERR_OK);
+        status = r.status;
+        http_response_release(&r);
+    }
+    close(most);
+    assert_true(becomes(&f.n_closed, 1));
+    assert_int_equal(http_fetch(&q, NULL, NULL, &r, &e), ERR_OK);
+    assert_int_equal(r.status, 200);
+    http_response_release(&r);
+    most = post_part(&f, "/forget", "49000", 49000);
+    assert_non_null(strstr(hear(most, buf, sizeof(buf)), "200"));
+    assert_int_equal(http_fetch(&q, NULL, NULL, &r, &e), ERR_OK);
+    assert_int_equal(r.status, 200);
+    http_response_release(&r);
+    close(half);
+    close(most);
+    close_server(&f);
+}
+
 #define HEAD "GET /echo HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
 #define POST "POST /echo HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
 
@@ -728,6 +781,7 @@ int main(void)
         cmocka_unit_test(fifty_streams_at_once),
         cmocka_unit_test(a_client_that_leaves_is_noticed),
         cmocka_unit_test(large_bodies_are_refused),
+        cmocka_unit_test(bodies_have_a_limit_together),
         cmocka_unit_test(malformed_requests_are_refused),
         cmocka_unit_test(requests_in_pieces_and_in_a_row),
         cmocka_unit_test(a_client_that_never_reads_is_cut_off),

@@ -67,6 +67,8 @@ static void write_config(struct json_writer *w, const struct json *v, int32_t to
         json_key(w, key);
         if (strcmp(key, "vocab_size") == 0)
             json_write_i64(w, 400);
+        else if (strcmp(key, "window_size") == 0)
+            json_write_i64(w, 56);
         else if (strcmp(key, "image_token_id") == 0 && token >= 0)
             json_write_i64(w, token);
         else if (strcmp(key, "spatial_patch_size") == 0 ||
@@ -426,12 +428,14 @@ static void test_data_url(void **state)
             ERR_LIMIT);
     }
     const struct prompt_picture_options one = {.fetch = fetch, .max_pictures = 1}, none = {0},
-                                        assumed = {.width = 56, .height = 112};
+                                        assumed = {.width = 56, .height = 112},
+                                        few = {.fetch = fetch, .max_bytes = 12};
     static const char two[] = PART(IMAGE "," IMAGE);
     const struct json *messages = parse(&m->arena, two, sizeof two - 1);
     struct prompt_pictures out;
     struct err e = {0};
     assert_int_equal(prompt_pictures_read(m->front, messages, &one, &m->arena, &out, &e), ERR_LIMIT);
+    assert_int_equal(prompt_pictures_read(m->front, messages, &few, &m->arena, &out, &e), ERR_LIMIT);
     assert_int_equal(prompt_pictures_read(m->front, messages, &none, &m->arena, &out, &e), ERR_UNSUPPORTED);
     assert_int_equal(prompt_pictures_read(m->front, messages, &assumed, &m->arena, &out, &e), 0);
     assert_int_equal(out.list[1].n_rows, 32 / MERGED);
@@ -450,6 +454,15 @@ static void test_markers(void **state)
     struct prompt_pictures pictures;
     struct ids ids = {0};
     struct err e = {0};
+    static const char later[] = PART(IMAGE ",{\"type\":\"text\",\"text\":\"<|im_end|>\"}," IMAGE
+                                           ",{\"type\":\"text\",\"text\":\"<|im_end|>\"}");
+    struct prompt_chat untrusted = {
+        .messages = parse(&m->arena, later, sizeof later - 1), .pictures = &pictures, .now = -1};
+    assert_int_equal(read_pictures(m, untrusted.messages, &pictures, &e), 0);
+    assert_int_equal(prompt_chat(m->front, &untrusted, NULL, &ids, &e), 0);
+    for (size_t i = 0; i < ids.n; i++)
+        assert_int_not_equal(ids.data[i], tokenizer_id(m->front->tokenizer, "<|im_end|>"));
+    ids.n = 0;
     static const char text[] = PART("{\"type\":\"text\",\"text\":\"<|image_pad|>\"}," IMAGE);
     struct prompt_chat chat = {.messages = parse(&m->arena, text, sizeof text - 1),
                                .pictures = &pictures,
@@ -460,6 +473,7 @@ static void test_markers(void **state)
     assert_non_null(strstr(e.message, "2 times"));
     assert_non_null(strstr(e.message, "1 pictures"));
     assert_int_equal(ids.n, 0);
+    ids_release(&ids);
     close_model(m);
     m = qwen(QWEN QWEN);
     says(m, PART(IMAGE), ERR_MISMATCH, "2 times, and there are 1 pictures");
@@ -550,7 +564,7 @@ static void test_pixels(void **state)
     (void)state;
     struct model *m = qwen(QWEN);
     static const char text[] =
-        PART("{\"type\":\"image\",\"image\":\"rgb.png\"},{\"type\":\"image\",\"path\":\"exif_6.jpg\"},"
+        PART("{\"type\":\"image\",\"image\":\"rgb.png\"},{\"type\":\"image\",\"path\":\"palette_4.png\"},"
              "{\"type\":\"image\",\"image\":\"rgb.png\"}");
     struct prompt_pictures pictures;
     struct err e = {0};
@@ -586,6 +600,55 @@ static void test_pixels(void **state)
     }
     for (size_t i = 0; i < 6; i++)
         arena_release(&work[i].arena);
+    close_model(m);
+}
+
+static const void *input_of(const struct prompt_pixels *p, uint32_t role, uint32_t width)
+{
+    for (uint32_t i = 0; i < p->n_inputs; i++)
+        if (p->inputs[i].role == role && p->inputs[i].width == width)
+            return p->inputs[i].data;
+    fail_msg("no input of role %u and width %u", role, width);
+    return NULL;
+}
+
+/* Qwen2.5-VL: patches window by window, and the numbers beside them. */
+static void test_order(void **state)
+{
+    (void)state;
+    struct model *m = open_model("qwen2_5_vl", "qwen_2", SIMPLE, QWEN, -1);
+    static const char text[] = PART("{\"type\":\"image\",\"image\":\"rgb.png\"}");
+    struct prompt_pictures pictures;
+    struct prompt_pixels pixels;
+    struct image_processor processor;
+    struct image picture;
+    struct image_rows rows;
+    struct err e = {0};
+    float *want;
+    const struct spec_tower *w = &m->spec->tower;
+    const struct image_tower tower = {.merge = w->merge, .window = w->window};
+    const struct image_configs c = {
+        .preprocessor = read_json(&m->arena, TESTS "images/processors/qwen_2/preprocessor_config.json")};
+    assert_int_equal(read_pictures(m, parse(&m->arena, text, sizeof text - 1), &pictures, &e), 0);
+    const struct prompt_picture *p = pictures.list;
+    if (prompt_picture_make(m->front, p, NULL, &m->arena, &pixels, &e))
+        fail_msg("%s", e.message);
+    assert_int_equal(image_processor_open(&c, NULL, &processor, &e), 0);
+    assert_int_equal(image_decode(p->bytes, p->n, NULL, processor.alpha, &m->arena, &picture, &e), 0);
+    assert_int_equal(image_process(&processor, &p->plan, &picture, &m->arena, &want, &e), 0);
+    assert_int_equal(image_tower_rows(&tower, p->grids, 1, &m->arena, &rows, &e), 0);
+    const size_t width = (size_t)p->plan.row_floats;
+    const float *got = input_of(&pixels, D0_INPUT_PATCHES, (uint32_t)width);
+    bool moved = false;
+    for (size_t r = 0; r < rows.n_rows; r++) {
+        moved = moved || rows.patch[r] != (int32_t)r;
+        assert_memory_equal(got + r * width, want + (size_t)rows.patch[r] * width, width * sizeof *got);
+    }
+    assert_true(moved);
+    assert_memory_equal(input_of(&pixels, D0_INPUT_PLACES, 3), rows.places, rows.n_rows * 12);
+    assert_memory_equal(input_of(&pixels, D0_INPUT_WINDOWS, 2), rows.windows, rows.n_rows * 8);
+    assert_memory_equal(input_of(&pixels, D0_INPUT_SPANS, 2), rows.spans, rows.n_rows * 8);
+    assert_memory_equal(input_of(&pixels, D0_INPUT_MERGE, 4), rows.merge, rows.n_merged * 16);
     close_model(m);
 }
 
@@ -694,10 +757,10 @@ static void test_rules(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_reference), cmocka_unit_test(test_refused),
-                                       cmocka_unit_test(test_data_url),  cmocka_unit_test(test_markers),
-                                       cmocka_unit_test(test_counts),    cmocka_unit_test(test_spans),
-                                       cmocka_unit_test(test_pixels),    cmocka_unit_test(test_keys),
-                                       cmocka_unit_test(test_findings),  cmocka_unit_test(test_rules)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_reference), cmocka_unit_test(test_refused), cmocka_unit_test(test_data_url),
+        cmocka_unit_test(test_markers),   cmocka_unit_test(test_counts),  cmocka_unit_test(test_spans),
+        cmocka_unit_test(test_pixels),    cmocka_unit_test(test_order),   cmocka_unit_test(test_keys),
+        cmocka_unit_test(test_findings),  cmocka_unit_test(test_rules)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

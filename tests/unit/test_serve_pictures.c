@@ -5,9 +5,11 @@
  * alone, in a crowd and behind a cached prefix; a prefix with another picture is no hit; what is wrong is
  * refused and names its part; clients that leave give pages, rows of features and memory back.
  */
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <pthread.h>
@@ -19,6 +21,7 @@
 #include "base/hash.h"
 #include "base/thread.h"
 #include "net/net.h"
+#include "oracle/oracle.h"
 #include "picture_model.h"
 #include "serve/serve.h"
 
@@ -33,7 +36,7 @@ struct server {
     struct session session;
     struct serve *serve;
     pthread_t thread;
-    char base[64];
+    char base[64], dir[64];
     double pages, rows; /* free when nothing runs */
 };
 
@@ -75,13 +78,13 @@ static struct server *start(struct serve_options o, struct session_options so)
     struct server *s = calloc(1, sizeof *s);
     struct findings f;
     struct err e = {0};
-    char dir[64] = "/tmp/day0-pictures-XXXXXX";
     assert_non_null(s);
     s->d0.log.fd = -1;
-    assert_non_null(mkdtemp(dir));
-    picture_model_write(dir);
+    strcpy(s->dir, "/tmp/day0-pictures-XXXXXX");
+    assert_non_null(mkdtemp(s->dir));
+    picture_model_write(s->dir);
     findings_init(&f, &s->d0.mem);
-    so.model_dir = dir;
+    so.model_dir = s->dir;
     so.n_threads = 2;
     so.max_seqs = 16;
     so.max_tokens = so.max_tokens ? so.max_tokens : 64;
@@ -89,7 +92,6 @@ static struct server *start(struct serve_options o, struct session_options so)
     if (session_open(&s->session, &so, &f, &s->d0, &e))
         fail_msg("%s", e.message);
     findings_release(&f);
-    picture_model_remove(dir);
     o.model_name = "tiny";
     if (serve_open(&s->serve, s->session.engine, s->session.front, &o, &s->d0, &e))
         fail_msg("%s", e.message);
@@ -109,6 +111,7 @@ static void stop(struct server *s)
     serve_close(s->serve);
     assert_int_equal(atomic_load(&s->d0.mem.live[MEM_REQUEST]), 0);
     session_close(&s->session);
+    picture_model_remove(s->dir);
     free(s);
 }
 
@@ -130,8 +133,10 @@ struct answer {
     int status;
     struct strbuf text, logprobs;
     char param[64], code[64], message[512];
+    int32_t ids[16]; /* generated */
+    size_t n_ids;
     int64_t prompt, images, cached;
-    double timings[6]; /* images, queue, vision, prefill, decode, total; -1: not there */
+    double timings[7]; /* prompt, images, queue, vision, prefill, decode, total; -1: not there */
     int leave_after, n_events;
     bool done;
 };
@@ -150,7 +155,7 @@ static void copy(char *to, size_t cap, const struct json *v)
 
 static void read_answer(struct answer *a, const struct json *v)
 {
-    static const char *const names[] = {"images_s",  "queue_s",  "vision_s",
+    static const char *const names[] = {"prompt_s",  "images_s", "queue_s", "vision_s",
                                         "prefill_s", "decode_s", "total_s"};
     const struct json *choice = json_at(json_get(v, "choices"), 0), *message = json_get(choice, "message"),
                       *usage = json_get(v, "usage"), *error = json_get(v, "error"),
@@ -163,6 +168,12 @@ static void read_answer(struct answer *a, const struct json *v)
         json_writer_init(&w, &a->logprobs, false);
         json_write_tree(&w, json_get(json_at(scored, i), "logprob"));
         strbuf_putc(&a->logprobs, ' ');
+    }
+    const struct json *ids = json_get(choice, "token_ids");
+    for (uint32_t i = 0; ids && i < ids->n && a->n_ids < ARRAY_LEN(a->ids); i++) {
+        int64_t id = -1;
+        json_i64(json_at(ids, i), &id);
+        a->ids[a->n_ids++] = (int32_t)id;
     }
     json_i64(json_get(usage, "prompt_tokens"), &a->prompt);
     json_i64(json_get(json_get(usage, "prompt_tokens_details"), "image_tokens"), &a->images);
@@ -314,6 +325,141 @@ static void pictures_change_answers(void **state)
     stop(s);
 }
 
+/* ---- the same on another way: the tower and the text as graphs, each run once ---- */
+
+struct oracle_run {
+    struct oracle_model model;
+    struct dev dev;
+    struct arena arena;
+    float *features[SPEC_MAX_FEATURES]; /* [rows, hidden] of all pictures */
+    size_t n_rows, hidden;
+};
+
+static void *room(struct oracle_run *o, size_t n)
+{
+    void *p = arena_alloc_n(&o->arena, n, 4);
+    assert_non_null(p);
+    return p;
+}
+
+static void run_tower(struct oracle_run *o, const struct prompt_front *front, const struct prompt_picture *q)
+{
+    const struct spec *s = o->model.spec;
+    struct prompt_pixels x = {0};
+    struct oracle_input in[PROMPT_MAX_INPUTS];
+    struct oracle_output out[SPEC_MAX_FEATURES];
+    struct err e = {0};
+    if (prompt_picture_make(front, q, NULL, &o->arena, &x, &e))
+        fail_msg("%s", e.message);
+    for (uint32_t i = 0; i < x.n_inputs; i++)
+        in[i] = (struct oracle_input){x.inputs[i].role, x.inputs[i].data,
+                                      4 * (uint64_t)x.inputs[i].width * x.inputs[i].rows};
+    for (uint32_t i = 0; i < s->tower.n_features; i++)
+        out[i] = (struct oracle_output){s->tower.features[i], o->features[i] + o->n_rows * o->hidden,
+                                        4 * x.n_rows * o->hidden};
+    const int64_t dims[D0_N_DIMS] = {(int64_t)x.n_patches, 1, x.n_rows, 1};
+    if (oracle_once(&o->model, s->vision, dims, in, x.n_inputs, out, s->tower.n_features, &e))
+        fail_msg("%s", e.message);
+    o->n_rows += x.n_rows;
+}
+
+/* [n, vocab] for these tokens. */
+static float *run_text(struct oracle_run *o, const int32_t *ids, size_t n, const struct image_grid *grids,
+                       size_t n_grids)
+{
+    const struct spec *s = o->model.spec;
+    const size_t vocab = (size_t)s->vocab_size, pages = (n + s->page_tokens - 1) / s->page_tokens;
+    int32_t *counted = room(o, n), *zeros = room(o, n), *places = room(o, 3 * n), *from = room(o, n);
+    float *logits = room(o, n * vocab);
+    struct err e = {0};
+    if (prompt_places(&s->tower, ids, n, grids, n_grids, places, from, &e))
+        fail_msg("%s", e.message);
+    for (size_t i = 0; i < n; i++)
+        counted[i] = (int32_t)i;
+    struct oracle_input in[8 + SPEC_MAX_FEATURES] = {
+        {D0_INPUT_IDS, ids, 4 * n},        {D0_INPUT_POSITIONS, counted, 4 * n},
+        {D0_INPUT_SEQ_OF, zeros, 4 * n},   {D0_INPUT_PAGE_TABLE, counted, 4 * pages},
+        {D0_INPUT_ROWS, counted, 4 * n},   {D0_INPUT_SLOTS, zeros, 4},
+        {D0_INPUT_PLACES, places, 12 * n}, {D0_INPUT_FEATURE_OF, from, 4 * n}};
+    for (uint32_t i = 0; i < s->tower.n_features; i++)
+        in[8 + i] = (struct oracle_input){D0_INPUT_FEATURES, o->features[i], 4 * o->n_rows * o->hidden};
+    const int64_t dims[D0_N_DIMS] = {(int64_t)n, 1, (int64_t)n, (int64_t)pages};
+    const struct oracle_output out = {graph_result(s->graph), logits, 4 * n * vocab};
+    if (oracle_once(&o->model, s->graph, dims, in, 8 + s->tower.n_features, &out, 1, &e))
+        fail_msg("%s", e.message);
+    return logits;
+}
+
+static double logprob(const float *logits, size_t vocab, int32_t id)
+{
+    double most = -INFINITY, sum = 0;
+    for (size_t i = 0; i < vocab; i++)
+        most = fmax(most, (double)logits[i]);
+    for (size_t i = 0; i < vocab; i++)
+        sum += exp((double)logits[i] - most);
+    return (double)logits[id] - most - log(sum);
+}
+
+/* Two pictures of different shapes among text: every token that the service gave has the log-probability that
+ * the graphs give it, and is the most probable one. So pictures, rows, places, and the places of generated
+ * tokens are right, not only alike each time. */
+static void as_the_graphs_say(void **state)
+{
+    (void)state;
+    struct server *s = start((struct serve_options){0}, (struct session_options){0});
+    struct strbuf b = STRBUF_INIT, messages = STRBUF_INIT;
+    struct oracle_run o = {.hidden = (size_t)s->session.spec->hidden};
+    struct prompt_pictures pictures;
+    struct answer a = {0};
+    struct ids ids = {0};
+    struct err e = {0};
+    const struct json *tree = NULL;
+    strbuf_printf(&b, "%s,", text_part("he"));
+    picture_part(&b, 40, 16, 1);
+    strbuf_printf(&b, ",%s,", text_part("and the"));
+    picture_part(&b, 16, 24, 2);
+    assert_int_equal(ask(s, b.data, ",\"return_token_ids\":true", &a), 200);
+    assert_int_equal(a.n_ids, 8);
+    arena_init(&o.arena, NULL, MEM_MISC);
+    strbuf_printf(&messages, "[{\"role\":\"user\",\"content\":[");
+    strbuf_add(&messages, b.data, b.len);
+    strbuf_puts(&messages, "]}]");
+    assert_int_equal(json_parse(messages.data, messages.len, NULL, &o.arena, &tree, &e), 0);
+    const struct prompt_front *front = s->session.front;
+    if (prompt_pictures_read(front, tree, &(struct prompt_picture_options){0}, &o.arena, &pictures, &e) ||
+        prompt_chat(front, &(struct prompt_chat){.messages = pictures.messages, .pictures = &pictures}, NULL,
+                    &ids, &e))
+        fail_msg("%s", e.message);
+    assert_int_equal(ids.n, a.prompt);
+    assert_int_equal(dev_open(&o.dev, &(struct dev_options){.name = "cpu", .n_threads = 1}, &e), 0);
+    o.model =
+        (struct oracle_model){.dev = &o.dev, .spec = s->session.spec, .ckpt = s->session.ckpt, .d0 = &s->d0};
+    for (uint32_t i = 0; i < s->session.spec->tower.n_features; i++)
+        o.features[i] = room(&o, 16 * o.hidden);
+    const struct image_grid grids[2] = {pictures.list[0].grids[0], pictures.list[1].grids[0]};
+    run_tower(&o, front, &pictures.list[0]);
+    run_tower(&o, front, &pictures.list[1]);
+    assert_int_equal(o.n_rows, a.images);
+    size_t n = ids.n + a.n_ids, vocab = (size_t)s->session.spec->vocab_size;
+    int32_t *all = room(&o, n);
+    memcpy(all, ids.data, ids.n * 4);
+    memcpy(all + ids.n, a.ids, a.n_ids * 4);
+    const float *logits = run_text(&o, all, n, grids, 2);
+    char *at = a.logprobs.data;
+    for (size_t i = 0; i < a.n_ids; i++) {
+        double given = strtod(at, &at), want = logprob(logits + (ids.n + i - 1) * vocab, vocab, a.ids[i]);
+        if (!(fabs(given - want) < 1e-4))
+            fail_msg("token %zu: %g, the graphs give %g", i, given, want);
+    }
+    dev_close(&o.dev);
+    ids_release(&ids);
+    arena_release(&o.arena);
+    release(&a);
+    strbuf_release(&b);
+    strbuf_release(&messages);
+    stop(s);
+}
+
 /* Segments follow each other without a gap, in the answer and in the metrics. */
 static void times_are_told(void **state)
 {
@@ -325,16 +471,18 @@ static void times_are_told(void **state)
     for (int stream = 0; stream < 2; stream++) {
         assert_int_equal(ask(s, b.data, stream ? ",\"stream\":true" : "", &a), 200);
         double sum = 0;
-        for (size_t i = 0; i < 5; i++) {
+        for (size_t i = 0; i < 6; i++) {
             assert_true(a.timings[i] >= 0);
             sum += a.timings[i];
         }
-        assert_true(a.timings[0] > 0 && a.timings[2] > 0 && a.timings[3] > 0);
-        assert_true(sum > 0.999999 * a.timings[5] && sum < 1.000001 * a.timings[5]);
+        assert_true(a.timings[1] > 0 && a.timings[3] > 0 && a.timings[4] > 0);
+        assert_true(sum > 0.999999 * a.timings[6] && sum < 1.000001 * a.timings[6]);
     }
     content(&b, SEEDS(0), "all");
     assert_int_equal(ask(s, b.data, "", &a), 200);
-    assert_true(a.timings[0] == -1 && a.timings[2] == -1 && a.timings[5] > 0);
+    assert_true(a.timings[1] == -1 && a.timings[3] == -1);
+    double sum = a.timings[0] + a.timings[2] + a.timings[4] + a.timings[5];
+    assert_true(sum > 0.999999 * a.timings[6] && sum < 1.000001 * a.timings[6]);
     assert_true(metric(s, "day0_images_total") == 6);
     assert_true(metric(s, "day0_images_encoded_total") == 6);
     assert_true(metric(s, "day0_image_decode_seconds_count") == 6);
@@ -348,6 +496,7 @@ static void times_are_told(void **state)
            parts =
                metric(s, "day0_image_decode_seconds_sum") + metric(s, "day0_image_preprocess_seconds_sum");
     assert_true(busy >= 0.999999 * parts && parts > 0);
+    assert_true(metric(s, "day0_prompt_seconds_count") == 3);
     assert_true(metric(s, "day0_vision_busy_seconds_total") > 0);
     release(&a);
     strbuf_release(&b);
@@ -500,13 +649,14 @@ static void leaving_early(void **state)
     for (int i = 0; i < CROWD; i++)
         if (http_client_add(c, &q, &h, NULL, &t[i], &e))
             fail_msg("%s", e.message);
-    for (int i = 0; i < 20 && metric(s, "day0_images_total") == 0; i++)
+    for (int i = 0; i < 1000 && metric(s, "day0_images_waiting") < 8; i++)
         assert_int_equal(http_client_poll(c, 20000000, &e), 0);
     for (int i = 0; i < CROWD; i++)
         http_client_cancel(c, t[i]);
     run_all(c);
     all_is_free(s);
     assert_true(metric(s, "day0_requests_total{outcome=\"client_gone\"}") > 0);
+    assert_true(metric(s, "day0_images_total") > metric(s, "day0_image_decode_seconds_count"));
     content(&b, SEEDS(1), "hello");
     assert_int_equal(ask(s, b.data, "", &a), 200); /* and the service goes on */
     release(&a);
@@ -562,7 +712,6 @@ static void refusals(void **state)
     assert_string_equal(a.param, "messages[0].content[1]");
     assert_string_equal(a.code, "invalid_value");
     assert_int_equal(ask(s, b.data, ",\"stream\":true", &a), 400);
-    assert_true(metric(s, "day0_images_failed_total") == 2);
     /* more pixels than are taken, more pictures, a larger body */
     strbuf_clear(&b);
     picture_part(&b, 101, 100, 1);
@@ -571,6 +720,7 @@ static void refusals(void **state)
     content(&b, SEEDS(1, 2, 3), "a");
     assert_int_equal(ask(s, b.data, "", &a), 400);
     assert_string_equal(a.param, "messages[0].content[2]");
+    assert_true(metric(s, "day0_images_failed_total") == 2); /* these were seen before */
     all_is_free(s);
     content(&b, SEEDS(1, 2), "a");
     assert_int_equal(ask(s, b.data, "", &a), 200);
@@ -655,6 +805,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(pictures_change_answers),
+        cmocka_unit_test(as_the_graphs_say),
         cmocka_unit_test(times_are_told),
         cmocka_unit_test(cached_prefixes),
         cmocka_unit_test(alone_and_in_a_crowd),

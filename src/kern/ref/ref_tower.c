@@ -84,17 +84,17 @@ void ref_position_embed(const struct kern_args *a, size_t first, size_t last, un
 void ref_scatter_rows(const struct kern_args *a, size_t first, size_t last, unsigned thread)
 {
     (void)thread;
-    const float *x = a->in[0], *features = a->in[1]; /* [T, n], [F, n] */
-    const int32_t *from = a->in[2];                  /* [T] */
-    float *out = a->out[0];                          /* [T, n] */
+    const float *x = a->in[0];      /* [T, n] */
+    const int32_t *from = a->in[2]; /* [T] */
+    float *out = a->out[0];         /* [T, n] */
     const size_t n = (size_t)a->n;
     const bool add = a->attr[D0_ATTR_ADD].i != 0;
     for (size_t t = first; t < last; t++) {
         const bool there = from[t] >= 0 && from[t] < a->in_dims[1][0];
-        const float *row = there ? features + (size_t)from[t] * n : NULL;
         for (size_t i = 0; i < n; i++) {
-            const float own = x[t * n + i];
-            out[t * n + i] = from[t] == -1 ? own : !there ? NAN : add ? own + row[i] : row[i];
+            const float own = x[t * n + i],
+                        row = there ? ref_load(a->in[1], a->in_dtype[1], (size_t)from[t] * n + i) : NAN;
+            out[t * n + i] = from[t] == -1 ? own : there && add ? own + row : row; /* features [F, n] */
         }
     }
 }
