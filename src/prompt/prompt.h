@@ -166,12 +166,15 @@ struct prompt_input {
 
 struct prompt_pixels {
     uint8_t key[32]; /* SHA-256 of pixels, sizes and whatever of the processor changes what becomes of them */
-    size_t n_patches; /* T: rows of the tower; 0: the model has no graph of its tower */
+    size_t n_patches; /* T: rows of the tower, class rows too; 0: the model has no graph of its tower */
     uint32_t n_rows;  /* R: rows that leave it */
     uint32_t n_inputs;
     struct prompt_input inputs[PROMPT_MAX_INPUTS]; /* exactly those that spec->vision has */
     uint64_t decode_ns, process_ns;
 };
+
+/* What its inputs are made by. */
+struct image_tower prompt_tower(const struct spec_tower *w);
 
 /* Decodes and processes one picture into the arena. Touches nothing else: any number of threads may, each
  * with an arena of its own. ERR_FORMAT (damaged), ERR_UNSUPPORTED, ERR_LIMIT, ERR_NOMEM. */

@@ -111,22 +111,18 @@ static int read_bytes(const struct looking *l, const struct json *part, struct p
 
 /* ---- sizes ---- */
 
-/* The grids that the tower is given. */
+/* The grids that the tower is given; of a tower that is only described none but those of the processor. */
 static int make_grids(const struct looking *l, struct prompt_picture *m)
 {
-    const struct image_processor *w = &l->p->eyes->processor;
-    const struct image_plan *s = &m->plan;
-    const uint32_t patch = l->p->spec->vision ? l->p->spec->tower.patch : w->tower_patch;
-    struct image_grid g = {s->grid_t, s->grid_h, s->grid_w};
-    m->n_grids = g.h ? 1 : s->n_tiles;
-    if (g.h == 0 && patch)
-        g = (struct image_grid){1, s->tile_h / patch, s->tile_w / patch};
+    const struct spec *spec = l->p->spec;
+    m->n_grids = m->plan.grid_h ? 1 : spec->vision ? m->plan.n_tiles : 0;
     m->grids = arena_alloc_n(l->arena, m->n_grids ? m->n_grids : 1, sizeof *m->grids);
     if (m->grids == NULL)
         return err_set(l->e, ERR_NOMEM, "out of memory for a picture");
-    for (uint32_t i = 0; i < m->n_grids; i++)
-        m->grids[i] = g;
-    return ERR_OK;
+    if (m->n_grids == 0)
+        return ERR_OK;
+    return image_plan_grids(&m->plan, spec->vision ? spec->tower.patch : 0, spec->vision && spec->tower.lines,
+                            m->grids, l->e);
 }
 
 static int plan(struct looking *l, struct prompt_picture *m)

@@ -98,13 +98,13 @@ struct making {
     const struct prompt_picture *m;
     struct arena *arena;
     struct prompt_pixels *out;
-    const float *patches; /* [n, width] in the order of the processor */
-    size_t n, width;
+    const float *patches; /* [rows.n_patches, width] in the order of the processor */
+    size_t width;
     struct image_rows rows;
     struct err *e;
 };
 
-/* Patches in the order of the tower's rows: [T, width]. */
+/* Patches in the order of the tower's rows: [T, width]; zeros in class rows. */
 static const float *in_order(const struct making *k)
 {
     size_t same = 0;
@@ -113,8 +113,13 @@ static const float *in_order(const struct making *k)
     if (same == k->rows.n_rows)
         return k->patches;
     float *out = arena_alloc_n(k->arena, k->rows.n_rows, k->width * sizeof *out);
-    for (size_t i = 0; out && i < k->rows.n_rows; i++)
-        memcpy(out + i * k->width, k->patches + (size_t)k->rows.patch[i] * k->width, k->width * sizeof *out);
+    for (size_t i = 0; out && i < k->rows.n_rows; i++) {
+        if (k->rows.patch[i] >= 0)
+            memcpy(out + i * k->width, k->patches + (size_t)k->rows.patch[i] * k->width,
+                   k->width * sizeof *out);
+        else
+            memset(out + i * k->width, 0, k->width * sizeof *out);
+    }
     return out;
 }
 
@@ -131,6 +136,8 @@ static struct prompt_input input_of(const struct making *k, uint32_t role)
         {D0_INPUT_MERGE, unit, r->n_merged, r->merge},
         {D0_INPUT_TABLE_ROWS, taps, r->n_rows, r->table_rows},
         {D0_INPUT_TABLE_WEIGHTS, taps, r->n_rows, r->table_weights},
+        {D0_INPUT_CLASS_ROWS, 1, r->n_rows, r->class_rows},
+        {D0_INPUT_LINE_ROWS, 1, r->n_merged, r->line_rows},
     };
     for (size_t i = 0; i < ARRAY_LEN(all); i++)
         if (all[i].role == role)
@@ -159,34 +166,73 @@ static int add_inputs(struct making *k)
     return ERR_OK;
 }
 
-static struct image_tower tower_of(const struct spec_tower *w)
+static enum image_taps taps_of(enum spec_interpolation table)
+{
+    switch (table) {
+    case SPEC_NO_TABLE:
+        return IMAGE_TAPS_NONE;
+    case SPEC_BILINEAR:
+        return IMAGE_TAPS_BILINEAR;
+    case SPEC_BICUBIC:
+        return IMAGE_TAPS_BICUBIC;
+    case SPEC_EXACT:
+        return IMAGE_TAPS_EXACT;
+    case SPEC_BUCKETS:
+        return IMAGE_TAPS_BUCKETS;
+    }
+    BUG("interpolation %d", (int)table);
+}
+
+struct image_tower prompt_tower(const struct spec_tower *w)
 {
     return (struct image_tower){.merge = w->merge,
                                 .window = w->window,
                                 .table_side = w->table_side,
-                                .taps = w->table == SPEC_BICUBIC    ? IMAGE_TAPS_BICUBIC
-                                        : w->table == SPEC_BILINEAR ? IMAGE_TAPS_BILINEAR
-                                                                    : IMAGE_TAPS_NONE};
+                                .taps = taps_of(w->table),
+                                .raster = w->raster,
+                                .class_row = w->class_row,
+                                .drop_first = w->drop_first,
+                                .lines = w->lines};
 }
 
-static int make_inputs(struct making *k)
+/* What the processor left, as patches: they are that already, or they are cut from tiles. */
+static int cut_patches(struct making *k, const float *pixels, size_t *n)
 {
     const struct spec_tower *w = &k->p->spec->tower;
+    const enum image_rule rule = k->p->eyes->processor.rule;
     const struct image_plan *s = &k->m->plan;
-    const struct image_tower tower = tower_of(w);
-    k->n = (size_t)s->n_rows;
-    k->width = (size_t)s->row_floats;
-    if (s->row_floats != (uint64_t)w->channels * w->frames * w->patch * w->patch)
+    const uint64_t width = (uint64_t)w->channels * w->frames * w->patch * w->patch;
+    const bool patches = rule == IMAGE_SMART || rule == IMAGE_NAVIT;
+    k->width = (size_t)width;
+    k->patches = pixels;
+    *n = (size_t)s->n_rows;
+    if (w->channels != 3 || (patches ? s->row_floats != width : w->frames != 1))
         return err_set(k->e, ERR_MISMATCH,
-                       "the processor makes patches of %llu numbers, and the tower takes %u x %u x %u x %u",
+                       "the processor makes rows of %llu numbers, and the tower takes %u x %u x %u x %u",
                        (unsigned long long)s->row_floats, w->channels, w->frames, w->patch, w->patch);
-    int rc = image_tower_rows(&tower, k->m->grids, k->m->n_grids, k->arena, &k->rows, k->e);
+    if (patches)
+        return ERR_OK;
+    float *cut;
+    int rc =
+        image_patches(pixels, s->n_tiles, w->channels, s->tile_h, s->tile_w, w->patch, k->arena, &cut, k->e);
+    k->patches = cut;
+    *n = (size_t)s->n_tiles * (s->tile_h / w->patch) * (s->tile_w / w->patch);
+    return rc;
+}
+
+static int make_inputs(struct making *k, const float *pixels)
+{
+    const struct image_tower tower = prompt_tower(&k->p->spec->tower);
+    size_t n = 0;
+    int rc = cut_patches(k, pixels, &n);
+    if (rc == 0)
+        rc = image_tower_rows(&tower, k->m->grids, k->m->n_grids, k->arena, &k->rows, k->e);
     if (rc)
         return rc;
-    if (k->rows.n_rows != k->n || k->rows.n_merged != k->m->n_rows)
+    if (k->rows.n_patches != n || k->rows.n_merged != k->m->n_rows)
         return err_set(k->e, ERR_MISMATCH,
                        "the tower makes %zu rows of %zu patches, and %u tokens stand for %zu patches",
-                       k->rows.n_merged, k->rows.n_rows, k->m->n_rows, k->n);
+                       k->rows.n_merged, k->rows.n_patches, k->m->n_rows, n);
     k->out->n_patches = k->rows.n_rows;
     return add_inputs(k);
 }
@@ -222,10 +268,8 @@ int prompt_picture_make_by(const struct prompt_front *p, const struct prompt_pic
     const uint64_t decoded = clock_ns();
     if (rc == 0)
         rc = image_process(w, &picture->plan, &m, arena, &pixels, e);
-    if (rc == 0 && p->spec->vision) {
-        k.patches = pixels;
-        rc = make_inputs(&k);
-    }
+    if (rc == 0 && p->spec->vision)
+        rc = make_inputs(&k, pixels);
     out->decode_ns = decoded - begin;
     out->process_ns = clock_ns() - decoded;
     return rc;

@@ -70,6 +70,14 @@ CONFIGS = {
         "eos_token_id": 2, "torch_dtype": "bfloat16", "quantization_config": dict(FP8, scale_fmt="ue8m0")},
 }
 
+# Of bases with a tower: the token that stands for a picture, as number 300, and the image processor.
+PICTURES = {
+    "vlm": ("<|media_pad|>", {"media_proc_cfg": {"in_patch_limit": 4096, "patch_size": 14, "image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5],
+                                                 "merge_kernel_size": 2, "fixed_output_tokens": None, "patch_limit_on_one_side": 512}}),
+    "qwenvl": ("<|image_pad|>", {"image_processor_type": "Qwen2VLImageProcessor", "min_pixels": 3136, "max_pixels": 100352, "patch_size": 14,
+                                 "temporal_patch_size": 2, "merge_size": 2}),
+}
+
 
 def make(name, out, tool, day0):
     """Three shards of holes: nothing here looks at values."""
@@ -78,6 +86,16 @@ def make(name, out, tool, day0):
     with open(config + "/config.json", "w") as f:
         json.dump(CONFIGS[name], f, indent=1)
     subprocess.run([sys.executable, tool, config, out, "--day0", day0, "--shards", "3"], check=True, stdout=subprocess.DEVNULL)
+    if name in PICTURES:
+        token, processor = PICTURES[name]
+        with open(out + "/preprocessor_config.json", "w") as f:
+            json.dump(processor, f)
+        with open(out + "/tokenizer.json", encoding="utf-8") as f:
+            t = json.load(f)
+        t["model"]["vocab"] = {token if i == 300 else k: i for k, i in t["model"]["vocab"].items()}
+        t["added_tokens"].append(dict(t["added_tokens"][-1], id=300, content=token))
+        with open(out + "/tokenizer.json", "w", encoding="utf-8") as f:
+            json.dump(t, f)
 
 
 # ---- safetensors, without any opinion

@@ -652,6 +652,82 @@ static void test_order(void **state)
     close_model(m);
 }
 
+/* One tile [3, 16, 16] as patches of 4 x 4, behind a class row of zeros. */
+static void check_cut(struct model *m, const struct prompt_picture *p, const char *pre, const float *patches)
+{
+    const struct image_configs c = {.preprocessor = parse(&m->arena, pre, strlen(pre))};
+    struct image_processor processor;
+    struct image picture;
+    struct err e = {0};
+    float *tile;
+    assert_int_equal(image_processor_open(&c, NULL, &processor, &e), 0);
+    assert_int_equal(image_decode(p->bytes, p->n, NULL, processor.alpha, &m->arena, &picture, &e), 0);
+    assert_int_equal(image_process(&processor, &p->plan, &picture, &m->arena, &tile, &e), 0);
+    for (size_t i = 0; i < (size_t)17 * 48; i++) {
+        const size_t at = i / 48 - 1, channel = i % 48 / 16, y = i % 16 / 4 + at / 4 * 4,
+                     x = i % 4 + at % 4 * 4;
+        assert_true(patches[i] == (i < 48 ? 0 : tile[channel * 256 + y * 16 + x]));
+    }
+}
+
+/* Towers of tiles: processors as small as the tiny towers, wide pictures that are cut. */
+static void test_tiles(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *family, *marker, *pre, *proc;
+        uint32_t role; /* that the tower has, besides pixels */
+    } all[] = {
+        {"idefics3", "<image>",
+         "{\"image_processor_type\":\"Idefics3ImageProcessor\",\"size\":{\"longest_edge\":32},"
+         "\"max_image_size\":{\"longest_edge\":16}}",
+         "{\"image_seq_len\":4}", D0_INPUT_TABLE_ROWS},
+        {"llava", "<image>",
+         "{\"image_processor_type\":\"CLIPImageProcessor\",\"size\":{\"shortest_edge\":16},"
+         "\"crop_size\":{\"height\":16,\"width\":16}}",
+         "{\"patch_size\":4,\"num_additional_image_tokens\":1,\"vision_feature_select_strategy\":"
+         "\"default\"}",
+         D0_INPUT_CLASS_ROWS},
+        {"llava_next", "<image>",
+         "{\"image_processor_type\":\"LlavaNextImageProcessor\",\"size\":{\"shortest_edge\":16},"
+         "\"crop_size\":{\"height\":16,\"width\":16},\"image_grid_pinpoints\":[[16,32],[32,16],[32,32]]}",
+         "{\"patch_size\":4,\"num_additional_image_tokens\":1,\"vision_feature_select_strategy\":"
+         "\"default\"}",
+         D0_INPUT_LINE_ROWS},
+    };
+    static const char text[] = PART("{\"type\":\"image\",\"image\":\"rgb.png\"}");
+    for (size_t i = 0; i < ARRAY_LEN(all); i++) {
+        struct model *m = make_model(all[i].family, "nowhere", SIMPLE, all[i].marker, -1);
+        struct prompt_pictures pictures;
+        struct prompt_pixels pixels;
+        struct err e = {0};
+        char why[1500];
+        put(m, "preprocessor_config.json", all[i].pre, strlen(all[i].pre));
+        put(m, "processor_config.json", all[i].proc, strlen(all[i].proc));
+        describe(m);
+        open_front(m);
+        assert_non_null(m->front);
+        assert_non_null(m->spec->vision);
+        if (read_pictures(m, parse(&m->arena, text, sizeof text - 1), &pictures, &e) ||
+            prompt_picture_make(m->front, &pictures.list[0], NULL, &m->arena, &pixels, &e))
+            fail_msg("%s: %s", all[i].family, err_format(&e, why, sizeof why));
+        bool found = false;
+        for (uint32_t k = 0; k < pixels.n_inputs; k++)
+            found = found || pixels.inputs[k].role == all[i].role;
+        assert_true(found);
+        assert_int_equal(pixels.n_rows, pictures.list[0].plan.placeholders);
+        if (all[i].role == D0_INPUT_CLASS_ROWS) {
+            const int32_t *rows = input_of(&pixels, D0_INPUT_CLASS_ROWS, 1);
+            const float *patches = input_of(&pixels, D0_INPUT_PATCHES, 48);
+            assert_int_equal(pixels.n_patches, 17);
+            assert_int_equal(rows[0], 0);
+            assert_int_equal(rows[1], -1);
+            check_cut(m, pictures.list, all[i].pre, patches);
+        }
+        close_model(m);
+    }
+}
+
 /* The same pixels under other options have another key. */
 static void test_keys(void **state)
 {
@@ -758,9 +834,9 @@ static void test_rules(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_reference), cmocka_unit_test(test_refused), cmocka_unit_test(test_data_url),
-        cmocka_unit_test(test_markers),   cmocka_unit_test(test_counts),  cmocka_unit_test(test_spans),
-        cmocka_unit_test(test_pixels),    cmocka_unit_test(test_order),   cmocka_unit_test(test_keys),
-        cmocka_unit_test(test_findings),  cmocka_unit_test(test_rules)};
+        cmocka_unit_test(test_reference), cmocka_unit_test(test_refused),  cmocka_unit_test(test_data_url),
+        cmocka_unit_test(test_markers),   cmocka_unit_test(test_counts),   cmocka_unit_test(test_spans),
+        cmocka_unit_test(test_pixels),    cmocka_unit_test(test_order),    cmocka_unit_test(test_tiles),
+        cmocka_unit_test(test_keys),      cmocka_unit_test(test_findings), cmocka_unit_test(test_rules)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
