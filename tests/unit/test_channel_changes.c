@@ -172,7 +172,7 @@ static const struct {
     {CHANNEL_SECTIONS_HTW, 0, LOGITS},
     {CHANNEL_SECTIONS_WHT, 0, 0}, /* of eight alternating angles width has two either way */
     {CHANNEL_SECTIONS_OTHER, 0, LOGITS},
-    {CHANNEL_SWAPPED, 0, IDS | PIXELS | PLACES | FEATURES | LOGITS},
+    {CHANNEL_SWAPPED, 0, PIXELS | PLACES | FEATURES | LOGITS},
     {CHANNEL_UNSEEN, 0, LOGITS},
 };
 
