@@ -40,6 +40,7 @@ struct image_channel {
     struct judged served;
     size_t known, right, counted, counted_right;
     double at_least;
+    const char *first_refused; /* why a conversation was not sent */
     char first_unanswered[300];
 };
 
@@ -271,6 +272,32 @@ static bool reasonable(const struct served *s, struct verify_text_result *r)
     return r->reasonable;
 }
 
+/* Why a conversation is not sent: what the service would refuse is no fault of it. NULL: it is. */
+static const char *not_askable(struct channels *c, const struct conversation *v)
+{
+    struct arena scratch;
+    struct channel_case made;
+    struct err why = {0};
+    const char *out = NULL;
+    arena_init(&scratch, NULL, MEM_REPORT);
+    int rc = channel_make(&c->model, v->messages, 0, &scratch, &made, &why);
+    if (rc)
+        out = arena_strdup(c->j->arena, why.message);
+    else if (made.n + v->max_tokens > c->j->context)
+        out = arena_printf(c->j->arena, "%zu tokens and an answer of %u do not fit the context of %u", made.n,
+                           v->max_tokens, c->j->context);
+    arena_release(&scratch);
+    return out;
+}
+
+/* The service may not give log-probabilities: then the answer and its counts alone. */
+static void ask_case(struct channels *c, const struct conversation *v, struct served *out)
+{
+    served_ask(c, v, true, c->j->arena, out);
+    if (!out->answered && str_starts(out->why, "HTTP 400"))
+        served_ask(c, v, false, c->j->arena, out);
+}
+
 #define CASES 4
 static int make_cases(struct channels *c, struct conversation list[CASES], struct err *e)
 {
@@ -304,7 +331,15 @@ static int run_cases(struct image_channel *x, const struct conversation list[CAS
     json_key(c->w, "cases");
     json_begin_array(c->w);
     for (size_t i = 0; i < CASES; i++) {
-        served_ask(c, &list[i], true, c->j->arena, &seen[i]);
+        const char *why = not_askable(c, &list[i]);
+        memset(&seen[i], 0, sizeof(seen[i]));
+        if (why) {
+            x->first_refused = x->first_refused ? x->first_refused : why;
+            snprintf(seen[i].why, sizeof(seen[i].why), "%s", why);
+            write_conversation(c, &list[i], &seen[i], "not asked");
+            continue;
+        }
+        ask_case(c, &list[i], &seen[i]);
         x->cases++;
         x->answered += seen[i].answered;
         if (!seen[i].answered)
@@ -479,6 +514,9 @@ static void image_row(struct image_channel *x)
         job_row(j, ROW_IMAGE, ROW_FAILED, "see the findings; %s", what);
     else if (x->not_checked)
         job_row(j, ROW_IMAGE, ROW_NOT_CHECKED, "not checked: %s", x->not_checked);
+    else if (x->cases == 0)
+        job_row(j, ROW_IMAGE, ROW_NOT_CHECKED, "not checked: no conversation with pictures can be sent: %s",
+                x->first_refused ? x->first_refused : "unknown");
     else if (x->answered < x->cases)
         job_row(j, ROW_IMAGE, ROW_NOT_CHECKED, "not checked: %zu of %zu conversations were not answered; %s",
                 x->cases - x->answered, x->cases, x->first_unanswered);
