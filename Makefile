@@ -56,6 +56,7 @@ references: all ## record the references of the demo and of the tiny models (tes
 	@$$(tools/venv.sh --print)/bin/python tools/reference_activations.py --build $(BUILD)
 	@$$(tools/venv.sh --print)/bin/python tools/reference.py --build $(BUILD) --halves
 	@$$(tools/venv.sh --print)/bin/python tools/reference_pictures.py --build $(BUILD)
+	@$$(tools/venv.sh --print)/bin/python tools/reference_k3_pictures.py --build $(BUILD)
 	@$$(tools/venv.sh --print)/bin/python tools/reference_rope.py
 
 clean: ## remove build directories

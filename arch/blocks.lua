@@ -110,7 +110,7 @@ function qwen3_vision(v, at, token)
   local facts = { patch = p, merge = merge, frames = frames, channels = colours, table = math.tointeger(places ^ 0.5 // 1),
     interpolation = "bilinear", image_token = token }
   vision(facts, function() return scope(at, function()
-    local pos = rope { dim = W // n, theta = 10000, plane = true }
+    local pos = rope { dim = W // n, theta = 10000, plane = "halves" }
     local x = conv { input "patches", "patch_embed.proj", shape = { W, colours, frames, p, p }, bias = true }
     x = x + table { "pos_embed", shape = { places, W }, taps = 4 }
     x = layers { x, n = depth, at = "blocks.%d", each = function(x, i)

@@ -43,20 +43,37 @@ return {
     if has "model.language_model.embed_tokens.weight" then inside, outside = "", "model." end   -- as later versions of the library write it
     local at = outside == "" and inside .. "model." or "model.language_model."
 
-    if images then tower("vision", function()
-      local v = images
-      local x = scope(outside .. "vision_tower", function()
-        return scope("vision_model", function() return clip_tower(v, { fn = "gelu_pytorch_tanh", eps = 1e-6 }) end)
+    -- Squares of patches are averaged: each picture becomes as many rows as config.json says.
+    local function rows_of_picture(v)
+      local p, tokens = v:count("patch_size", 16), c:count("mm_tokens_per_image", 256)
+      local side, down = v:count("image_size", 224) // p, math.tointeger(tokens ^ 0.5 // 1)
+      local k = side // down
+      if down * down ~= tokens or k * down ~= side then
+        unsupported("mm_tokens_per_image", tokens .. " rows of " .. side .. " x " .. side .. " patches")
+      end
+      local token = top:int("image_token_index", top:int("image_token_id", 262144))
+      vision({ patch = p, channels = v:count("num_channels", 3), merge = k, raster = true, table = side, interpolation = "exact",
+        image_token = token }, function()
+        local x = scope(outside .. "vision_tower", function()
+          return scope("vision_model", function() return clip_tower(v, { fn = "gelu_pytorch_tanh", eps = 1e-6 }) end)
+        end)
+        if v:flag("vision_use_head", true) then unsupported("vision_config.vision_use_head", "is true") end
+        return scope(outside .. "multi_modal_projector", function()
+          local W, sizes = x.dim, {}
+          for i = 1, k * k do sizes[i] = W end
+          local parts = { split { reshape { x, dim = W * k * k }, sizes = sizes } }
+          x = parts[1]
+          for i = 2, k * k do x = x + parts[i] end
+          x = scale { x, by = 1 / (k * k) }
+          x = rms_norm { x, "mm_soft_emb_norm", eps = v:num("layer_norm_eps", 1e-6), plus_one = true }
+          return linear { x, "mm_input_projection", out = H,
+            weight = param { "mm_input_projection_weight", shape = { W, H }, turned = true } }
+        end)
       end)
-      if v:flag("vision_use_head", true) then unsupported("vision_config.vision_use_head", "is true") end
-      c:count("mm_tokens_per_image", 256)
-      scope(outside .. "multi_modal_projector", function()
-        norm(x, "mm_soft_emb_norm")
-        param { "mm_input_projection_weight", shape = { x.dim, H } }
-      end)
-    end) end
+    end
+    if images then rows_of_picture(images) end
 
-    local x = embed_by_root(c, { at .. "embed_tokens", vocab = c:count("vocab_size", 262208), dim = H })
+    local x = pictures(embed_by_root(c, { at .. "embed_tokens", vocab = c:count("vocab_size", 262208), dim = H }))
     x = layers { x, n = L, at = at .. "layers.%d", each = function(x, i)
       local full = is_full(i)
       local h = norm(x, "input_layernorm")

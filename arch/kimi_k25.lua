@@ -22,7 +22,7 @@ return {
     context(c:count "max_position_embeddings")
     kimi_tiktoken()
     for _, key in ipairs { "aux_loss_alpha", "seq_aux", "ep_size", "ignore_index" } do c:opt(key) end -- training only
-    for _, key in ipairs { "media_placeholder_token_id", "video_placeholder", "use_unified_vision_chunk" } do top:opt(key) end -- the processor's
+    for _, key in ipairs { "video_placeholder", "use_unified_vision_chunk" } do top:opt(key) end -- the processor's
 
     local function self_attn(x)
       local cq = rms_norm { linear { x, "q_a_proj", out = qr, bias = bias }, "q_a_layernorm", eps = 1e-6 }
@@ -48,19 +48,26 @@ return {
       return y + scope("shared_experts", function() return mlp(x, inter * c:count "n_shared_experts") end)
     end
 
+    local merge, p, side = v:list("merge_kernel_size", 2), v:count "patch_size", v:count "init_pos_emb_height"
+    if merge[1] ~= merge[2] then unsupported("vision_config.merge_kernel_size", "is no square") end
+    if v:count "init_pos_emb_width" ~= side then unsupported("vision_config.init_pos_emb_width", "differs from init_pos_emb_height") end
+
     local function tower_of_patches()
       local W, n, wide = v:count "vt_hidden_size", v:count "vt_num_attention_heads", v:count "vt_intermediate_size"
-      local merge, p = v:list("merge_kernel_size", 2), v:count "patch_size"
       if v:text("mm_projector_type", "patchmerger") ~= "patchmerger" then unsupported("mm_projector_type", v.mm_projector_type) end
       if v:text("merge_type", "sd2_tpool") ~= "sd2_tpool" then unsupported("merge_type", v.merge_type) end
       for _, key in ipairs { "pos_emb_type", "video_attn_type", "init_pos_emb_time", "projector_hidden_act" } do v:opt(key) end
       local x = scope("vision_tower", function()
-        local x = conv { input("patches", 3 * p * p), "patch_embed.proj", shape = { W, 3, p, p }, bias = true }
-        table { "patch_embed.pos_emb", shape = { v:count "init_pos_emb_height", v:count "init_pos_emb_width", W } }
+        local pos = rope { dim = W // n, theta = 10000, style = "pairs", plane = "turns" }
+        local x = conv { input "patches", "patch_embed.proj", shape = { W, 3, p, p }, bias = true }
+        x = x + table { "patch_embed.pos_emb", shape = { side, v:count "init_pos_emb_width", W }, taps = 16 }
         x = layers { x, n = v:count "vt_num_hidden_layers", at = "encoder.blocks.%d", each = function(x)
           local qkv = linear { layer_norm { x, "norm0", eps = 1e-5 }, "wqkv", out = 3 * W, part = heads(n), pieces = { W, W, W }, bias = true,
             quant = false }
-          x = x + linear { attention { q = qkv, heads = n, dim = W // n }, "wo", out = W, part = row, bias = true, quant = false }
+          local q, k, val = split { qkv, sizes = { W, W, W } }
+          q, k = apply_rope { q, pos = pos }, apply_rope { k, pos = pos }
+          local o = attention { q = q, k = k, v = val, heads = n, dim = W // n, scale = (W // n) ^ -0.5 }
+          x = x + linear { o, "wo", out = W, part = row, bias = true, quant = false }
           local h = linear { layer_norm { x, "norm1", eps = 1e-5 }, "mlp.fc0", out = wide, part = col, bias = true, quant = false }
           return x + linear { act { h, fn = "gelu_tanh" }, "mlp.fc1", out = W, part = row, bias = true, quant = false }
         end }
@@ -69,12 +76,13 @@ return {
       local M = v:count "mm_hidden_size" * merge[1] * merge[2]
       x = reshape { layer_norm { x, "mm_projector.pre_norm", eps = v:num("projector_ln_eps", 1e-5) }, dim = M }
       x = act { linear { x, "mm_projector.proj.0", out = M, bias = true, quant = false }, fn = "gelu_erf" }
-      linear { x, "mm_projector.proj.2", out = v:count("text_hidden_size", H), bias = true, quant = false }
+      return linear { x, "mm_projector.proj.2", out = v:count("text_hidden_size", H), bias = true, quant = false }
     end
-    tower("vision", tower_of_patches)
+    vision({ patch = p, merge = merge[1], channels = 3, raster = true, table = side, interpolation = "bicubic",
+      image_token = top:opt "media_placeholder_token_id" }, tower_of_patches)
 
     return scope("language_model", function()
-      local x = embed { "model.embed_tokens", vocab = vocab, dim = H }
+      local x = pictures(embed { "model.embed_tokens", vocab = vocab, dim = H })
       x = layers { x, n = c:count "num_hidden_layers", at = "model.layers.%d", each = function(x, i)
         local h = rms_norm { x, "input_layernorm", eps = eps }
         x = x + scope("self_attn", function() return self_attn(h) end)

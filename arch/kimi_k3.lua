@@ -246,36 +246,44 @@ return {
       return y + scope("shared_experts", function() return mlp(x, I * c:count "num_shared_experts") end)
     end
 
-    tower("vision", function()
+    local merge, side, how = v:list("merge_kernel_size", 2), v:count "init_pos_emb_height", v:text("pos_emb_interpolation_mode", "bilinear")
+    if merge[1] ~= merge[2] then unsupported("vision_config.merge_kernel_size", "is no square") end
+    if v:count "init_pos_emb_width" ~= side then unsupported("vision_config.init_pos_emb_width", "differs from init_pos_emb_height") end
+    if how ~= "bilinear" and how ~= "bicubic" then unsupported("vision_config.pos_emb_interpolation_mode", how .. " is not described") end
+    vision({ patch = v:count "patch_size", merge = merge[1], channels = 3, raster = true, table = side,
+      interpolation = how == "bilinear" and "centres" or how, image_token = top:opt "media_placeholder_token_id" }, function()
       local W, Q, W2 = v:count "vt_hidden_size", v:count "qkv_hidden_size", v:count "vt_intermediate_size"
       local vh, fnv = v:count "vt_num_attention_heads", v:text("activation_func", "gelu_pytorch_tanh")
       if v:flag("attn_bias", false) or v:flag("linear_bias", false) or v:flag("patch_embed_proj_bias", false) then
         unsupported("vision_config.attn_bias", "a tower with biases is not described")
       end
-      for _, key in ipairs { "merge_type", "mlp_type", "mm_projector_type", "norm_type", "pos_emb_interpolation_mode", "pos_emb_type",
-        "init_pos_emb_time", "merge_kernel_size", "text_hidden_size", "projector_hidden_act" } do v:opt(key) end
-      scope("vision_tower", function()
-        local x = conv { input("patches", 0), "patch_embed.proj", shape = { W, 3, v.patch_size, v.patch_size } }
-        table { "patch_embed.pos_emb", shape = { v:count "init_pos_emb_height", v:count "init_pos_emb_width", W } }
+      for _, key in ipairs { "merge_type", "mlp_type", "mm_projector_type", "norm_type", "pos_emb_type",
+        "init_pos_emb_time", "text_hidden_size", "projector_hidden_act" } do v:opt(key) end
+      local x = scope("vision_tower", function()
+        local pos = rope { dim = Q // vh, theta = 10000, style = "pairs", plane = "turns" }
+        local x = conv { input "patches", "patch_embed.proj", shape = { W, 3, v.patch_size, v.patch_size } }
+        x = x + table { "patch_embed.pos_emb", shape = { side, v.init_pos_emb_width, W }, taps = how == "bilinear" and 4 or 16 }
         x = layers { x, n = v:count "vt_num_hidden_layers", at = "encoder.blocks.%d", each = function(x)
-          local q = linear { rms_norm { x, "norm0", eps = 2 ^ -7 }, "wqkv", out = 3 * Q, part = heads(vh) }
-          x = x + linear { attention { q = q, heads = vh, dim = Q // vh }, "wo", out = W, part = row }
+          local qkv = linear { rms_norm { x, "norm0", eps = 2 ^ -7 }, "wqkv", out = 3 * Q, part = heads(vh), pieces = { Q, Q, Q } }
+          local q, k, val = split { qkv, sizes = { Q, Q, Q } }
+          q, k = apply_rope { q, pos = pos }, apply_rope { k, pos = pos }
+          local o = attention { q = q, k = k, v = val, heads = vh, dim = Q // vh, scale = (Q // vh) ^ -0.5 }
+          x = x + linear { o, "wo", out = W, part = row }
           local h = act { linear { rms_norm { x, "norm1", eps = 2 ^ -7 }, "mlp.fc0", out = W2, part = col }, fn = fnv }
           return x + linear { h, "mlp.fc1", out = W, part = row }
         end }
-        rms_norm { x, "encoder.final_layernorm", eps = 2 ^ -7 }
+        return rms_norm { x, "encoder.final_layernorm", eps = 2 ^ -7 }
       end)
-      local mm = v:count "mm_hidden_size" * 4
-      local im = linear { input("merged", mm), "mm_projector.proj.0", out = mm, quant = false }
+      local mm = v:count "mm_hidden_size" * merge[1] * merge[2]
+      local im = linear { reshape { x, dim = mm }, "mm_projector.proj.0", out = mm, quant = false }
       im = linear { act { im, fn = "gelu_erf" }, "mm_projector.proj.2", out = H, quant = false }
-      rms_norm { im, "mm_projector.post_norm", eps = v:num "projector_ln_eps" }
+      return rms_norm { im, "mm_projector.post_norm", eps = v:num "projector_ln_eps" }
     end)
-    top:opt "media_placeholder_token_id"
     top:opt "image_placeholder"
     top:opt "ignore_index"
 
     return scope("language_model", function()
-      local x = embed { "model.embed_tokens", vocab = V, dim = H }
+      local x = pictures(embed { "model.embed_tokens", vocab = V, dim = H })
       x = layers { x, n = c:count "num_hidden_layers", at = "model.layers.%d", each = function(x, i)
         local push = i % block == 0
         local h = rms_norm { mix_residual { x, "self_attention_res", eps = eps, push = push }, "input_layernorm", eps = eps }

@@ -349,12 +349,12 @@ local function weight(name, shape, mark, o)
   mark, o = mark or rep, o or {}
   return add { k = "weight", name = name, shape = shape, part = mark[1], units = mark[2] or o.units or 0, quant = o.quant or false,
     layer = layer, group = group, graph = of_tower(), flat = o.flat, dtype = o.dtype, count = o.count, transposed = o.transposed,
-    pieces = o.pieces, rows = o.rows }
+    pieces = o.pieces, turned = o.turned, rows = o.rows }
 end
 
 local P = {}
 P.__index = P
--- A weight of its own, for operators that take one.
+-- A weight of its own, for operators that take one. turned: a matrix that is stored inputs before outputs.
 function param(a)
   return setmetatable({ id = weight(path(a[1]), a.shape, a.part, a), shape = a.shape }, P)
 end
@@ -562,7 +562,7 @@ function linear(a)
     if sum ~= a.out or #a.pieces > 8 then error("linear " .. name .. ": its pieces are not " .. a.out .. " rows, or more than 8", 2) end
     o.pieces = a.pieces
   end
-  local w = weight(name .. ".weight", { a.out, into }, mark, o)
+  local w = a.weight and weight_of(a.weight) or weight(name .. ".weight", { a.out, into }, mark, o)
   -- the bias of a row cut is added once, after the sum
   local b = a.bias and weight(name .. ".bias", { a.out }, mark == row and rep or mark, { units = mark ~= row and units or nil }) or nil
   local y = node("linear", { x.id, w, b }, {}, name, a.out, x.rows)
@@ -694,6 +694,15 @@ function gated_norm(a)
   return y
 end
 
+-- Rotation of patches by height and width. halves: the first half of the angles follows the height, the other the width, both with the
+-- frequencies of half a head; split: the same with every second frequency of a head each, height first; turns: width, height, width, ...
+-- with the frequencies of half a head.
+local planes = {
+  halves = { order = "twice" },
+  split = { whole = true, order = "split" },
+  turns = { order = "pairs", interleave = 2 },
+}
+
 -- One table of angles, shared by all layers that rotate alike. Its frequencies are computed by the program in float32.
 -- a[1] may be what rope_config gave.
 function rope(a)
@@ -712,19 +721,21 @@ function rope(a)
     if sum * 2 ~= a.dim then unsupported("mrope_section", "adds up to " .. sum .. ", not to half of the " .. a.dim .. " rotated values of a head") end
   end
   if not drawn then return setmetatable({ id = 0, dim = a.dim, style = style, offset = a.offset or 0 }, V) end
+  local plane = planes[a.plane or "none"]
+  if a.plane and not plane then error("rope plane must be halves, split or turns", 2) end
   if a.plane and a.dim % 4 ~= 0 then unsupported("head_dim", "heads of " .. a.dim .. " do not rotate by height and width alike") end
   if b.limit then model.limit = math.min(model.limit or b.limit, b.limit) end
   local saved, saved_prefix = layer, prefix
   layer, prefix = -1, {}
   local at = group == "text" and "rope" or group .. ".rope"
-  local f = add { k = "rope", graph = of_tower(), name = unique(at .. ".inv_freq"), dim = a.plane and a.dim // 2 or a.dim, theta = b.theta,
-    scaling = scaling, times = a.plane and 2 or 1 }
+  local f = add { k = "rope", graph = of_tower(), name = unique(at .. ".inv_freq"), dim = a.plane and not plane.whole and a.dim // 2 or a.dim,
+    theta = b.theta, scaling = scaling, order = a.plane and plane.order or nil }
   local places = a.plane or sections and with_images
   local attention = a.attention or scaling.attention
-  if a.plane then sections = { nil, a.dim // 4, a.dim // 4 } end                         -- the first half of the angles from h, the other from w
+  if a.plane then sections = { nil, a.dim // 4, a.dim // 4 } end
   local t = node("rope_table", { places and step("places", 3) or step "positions", f }, { factor = attention and attention ~= 1 and attention or nil,
     section_t = sections and sections[1], section_h = sections and sections[2], section_w = sections and sections[3],
-    interleave = sections and (a.interleaved or r.interleaved) and 1 or nil }, at .. ".table", a.dim, "T")
+    interleave = a.plane and plane.interleave or sections and (a.interleaved or r.interleaved) and 1 or nil }, at .. ".table", a.dim, "T")
   t.item.probe = false
   t.style, t.offset, t.inv_freq = style, a.offset or 0, f
   layer, prefix = saved, saved_prefix
@@ -755,7 +766,8 @@ local function attention_facts(n, kv, dim)
 end
 
 -- Stores k and v in the pages of this layer, then attends to everything stored that the mask shows. from: the number of an earlier
--- layer whose pages are read instead; then k and v are not given. second: this layer has another attention before.
+-- layer whose pages are read instead; then k and v are not given. second: this layer has another attention before. bidirectional: tokens
+-- of one picture see each other.
 function attention(a)
   if not drawn then
     local q = check(a.q, "q of attention")
@@ -791,9 +803,10 @@ function attention(a)
     p, s, t = places()
     node("kv_store", { k.id, v.id, ks, vs, p, s, t }, { kv_heads = kv, dim = dim, v_dim = v_dim ~= dim and v_dim or nil })
   end
-  local y = node("attention", { q.id, ks, vs, p, s, t, weight_of(a.sinks, { n }, heads(n), { dtype = a.sinks_dtype }), a.index and a.index.id or nil },
+  local y = node("attention", { q.id, ks, vs, p, s, t, weight_of(a.sinks, { n }, heads(n), { dtype = a.sinks_dtype }), a.index and a.index.id or nil,
+      a.bidirectional and with_images and #features > 0 and step("spans", 2) or nil },
     { heads = n, kv_heads = kv, dim = dim, v_dim = v_dim ~= dim and v_dim or nil, scale = a.scale, window = a.window, softcap = a.softcap,
-      chunk = a.chunk, bidirectional = a.bidirectional and 1 or nil, block = a.index and a.index.block or nil }, path(a.name or "attn"), n * v_dim,
+      chunk = a.chunk, block = a.index and a.index.block or nil }, path(a.name or "attn"), n * v_dim,
     q.rows)
   y.heads = n
   attention_facts(n, kv, dim)

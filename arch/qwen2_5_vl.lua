@@ -32,7 +32,7 @@ return {
       v:opt "tokens_per_second"                                                          -- places of frames of a video
       local full = {}                                                                    -- the blocks that see the whole image
       for _, i in ipairs(v:list "fullatt_block_indexes") do full[i] = true end
-      local angles = rope { dim = W // vh, theta = 10000, plane = true }                 -- half of the angles from h, half from w
+      local angles = rope { dim = W // vh, theta = 10000, plane = "halves" }                 -- half of the angles from h, half from w
       local x = conv { input "patches", "patch_embed.proj", shape = { W, colours, frames, p, p } }
       x = layers { x, n = v:count "depth", at = "blocks.%d", each = function(x, i)
         local qkv = linear { rms_norm { x, "norm1", eps = 1e-6 }, "attn.qkv", out = 3 * W, bias = true, part = heads(vh), pieces = { W, W, W } }

@@ -29,7 +29,7 @@ return {
       local out, fn, I = v:count "hidden_size", v:text("hidden_act", "quick_gelu"), math.tointeger(v:num "mlp_ratio" * W // 1)
       local M = W * merge * merge
       v:opt "spatial_patch_size"
-      local angles = rope { dim = W // vh, theta = 10000, plane = true }                 -- half of the angles from h, half from w
+      local angles = rope { dim = W // vh, theta = 10000, plane = "halves" }                 -- half of the angles from h, half from w
       local x = conv { input "patches", "patch_embed.proj", shape = { W, colours, frames, p, p } }
       x = layers { x, n = v:count "depth", at = "blocks.%d", each = function(x)
         local qkv = linear { layer_norm { x, "norm1", eps = 1e-6 }, "attn.qkv", out = 3 * W, bias = true, part = heads(vh), pieces = { W, W, W } }

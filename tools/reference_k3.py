@@ -183,9 +183,12 @@ class Model:
         p = softmax(rms(v, self.c["rms_norm_eps"]) @ w, axis=0)
         return self.keep(name, (p[:, :, None] * v).sum(0))
 
-    def forward(self, ids, cache):
+    def forward(self, ids, cache, pictures=None):
+        """pictures: position -> row that takes the place of the token's own."""
         c = self.c
         s = self.keep("model.embed_tokens", self.weight("model.embed_tokens")[np.array(ids)])
+        for at, row in (pictures or {}).items():
+            s[at] = row
         blocks = []
         for i in range(c["num_hidden_layers"]):
             at = "model.layers.%d" % i

@@ -6,7 +6,8 @@ usage: reference_pictures.py [--build BUILD] [--out DIR] [FAMILY...]
 For each family whose tiny/*.json names "pictures": grids of patches (or sizes of pictures that become tiles), and the numbers of text
 tokens around them. Pixels are a pure function of seed and number, as in tests/parity/pictures.c. Recorded: ids, logits at all
 positions, the places of all tokens (get_rope_index, where the family has it), and beside each placeholder the row that the tower gave
-for it (features.0), with what is added to layers besides (features.1, ...). Before anything is written, other pixels must move the logits. Needs torch and transformers.
+for it (features.0), with what is added to layers besides (features.1, ...). Before anything is written, other pixels must move the
+logits. Needs torch and transformers.
 """
 import argparse
 import os
@@ -14,21 +15,12 @@ import sys
 import tempfile
 import warnings
 
-import numpy
 import torch
 import transformers
 
 import reference
 import tensors as files
 import tiny as common
-
-
-def pixels(n, width, seed):
-    x, out = seed & 0xFFFFFFFF, numpy.empty(n * width, dtype=numpy.float32)
-    for i in range(n * width):
-        x = (x * 1103515245 + 12345) & 0x7FFFFFFF
-        out[i] = numpy.float32(x >> 8) / numpy.float32(4194304) - numpy.float32(1)
-    return torch.from_numpy(out.reshape(n, width))
 
 
 def canvases(rows, grids, patch):
@@ -112,7 +104,37 @@ class LlavaNext(Tiles):
         return {"pixel_values": torch.stack(full), "image_sizes": torch.tensor(self.sizes)}
 
 
-KINDS = {"llava": Tiles, "llava_next": LlavaNext, "internvl": Tiles, "idefics3": Idefics, "smolvlm": Idefics}
+class Gemma(Tiles):
+    """The tokens of each picture see each other (token_type_ids)."""
+    def feed(self, values, types):
+        return dict(super().feed(values, types), token_type_ids=types)
+
+    def rows(self, values):
+        return [self.model.config.mm_tokens_per_image] * len(self.grids)
+
+
+class Pixtral(Tiles):
+    """Pictures of any size, padded to the largest."""
+    def feed(self, values, types):
+        pictures = canvases(values, self.grids, self.patch)
+        high, wide = max(x.shape[1] for x in pictures), max(x.shape[2] for x in pictures)
+        padded = torch.stack([torch.nn.functional.pad(x, (0, wide - x.shape[2], 0, high - x.shape[1])) for x in pictures])
+        return {"pixel_values": padded, "image_sizes": torch.tensor([x.shape[1:] for x in pictures])}
+
+
+class Kimi(Tiles):
+    """Patches row by row."""
+    def feed(self, values, types):
+        return {"pixel_values": values.reshape(-1, 3, self.patch, self.patch), "image_grid_thw": self.grids}
+
+    def rows(self, values):
+        merge = self.model.config.vision_config.merge_kernel_size
+        return [int(g.prod()) // (merge[0] * merge[1]) for g in self.grids]
+
+
+# By the type of the tower, else of the model.
+KINDS = {"pixtral": Pixtral, "llava": Tiles, "llava_next": LlavaNext, "internvl": Tiles, "idefics3": Idefics, "smolvlm": Idefics, "gemma3": Gemma,
+         "kimi_k25": Kimi}
 
 
 def run(kind, ids, token, values):
@@ -136,13 +158,11 @@ def record(a, family):
         reference.adapt(base, tiny)
         model = reference.load(base, tiny)
         token = model.config.image_token_id
-        kind = KINDS.get(model.config.model_type, Qwen)(model, want)
-        values = pixels(int(kind.grids.prod(1).sum()), kind.width, tiny["seed"])
-        counts = kind.rows(values)
-        ids, text = [], common.prompt(tiny.get("ids_below", 100), sum(want["around"]), tiny["seed"])
-        for i, n in enumerate(want["around"]):
-            ids += [text.pop(0) for _ in range(n)] + [token] * (counts[i] if i < len(counts) else 0)
-        ids = torch.tensor([ids])
+        kind = KINDS.get(model.config.vision_config.model_type) or KINDS.get(model.config.model_type, Qwen)
+        kind = kind(model, want)
+        n = int(kind.grids.prod(1).sum())
+        values = torch.tensor(common.pixels(n * kind.width, tiny["seed"])).reshape(n, kind.width)
+        ids = torch.tensor([common.prompt_with_pictures(tiny, token, kind.rows(values))])
         logits, features, places = run(kind, ids, token, values)
         moved = reference.error(run(kind, ids, token, -values)[0], logits)
     if moved < common.MOVES:

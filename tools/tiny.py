@@ -44,6 +44,25 @@ def prompt(vocab, n, seed):
     return ids
 
 
+def pixels(n, seed):
+    """Numbers in -1..1, each exact in float32, as tests/parity/pictures.c makes them."""
+    x, out = seed & 0xFFFFFFFF, []
+    for _ in range(n):
+        x = (x * 1103515245 + 12345) & 0x7FFFFFFF
+        out.append((x >> 8) / 4194304.0 - 1)
+    return out
+
+
+def prompt_with_pictures(tiny, token, rows):
+    """Ids of text around the placeholders of each picture; rows: how many each has."""
+    want = tiny["pictures"]
+    ids, text = [], prompt(tiny.get("ids_below", 100), sum(want["around"]), tiny["seed"])
+    for i, n in enumerate(want["around"]):
+        ids += [text.pop(0) for _ in range(n)]
+        ids += [token] * (rows[i] if i < len(rows) else 0)
+    return ids
+
+
 def wanted(probe, tiny):
     if re.match(tiny.get("plain", PLAIN), probe):
         return False

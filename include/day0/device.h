@@ -144,20 +144,21 @@ struct d0_value {
 /* What the host writes into each input. Sequence s owns a run of consecutive tokens. int32 but for HIDDEN,
  * PATCHES, TABLE_WEIGHTS and FEATURES. In a tower T counts patches, and R the rows that it gives. */
 enum d0_input_role {
-    D0_INPUT_IDS = 1,         /* [T] token ids */
-    D0_INPUT_POSITIONS = 2,   /* [T] position of each token in its sequence, from 0 */
-    D0_INPUT_SEQ_OF = 3,      /* [T] index of the token's sequence in this step, 0..B-1, ascending */
-    D0_INPUT_PAGE_TABLE = 4,  /* [B, P] page ids; entries past the sequence's pages are -1 */
-    D0_INPUT_ROWS = 5,        /* [R] token indices whose hidden row goes to the output head */
-    D0_INPUT_HIDDEN = 6,      /* [T, width] float32 or int32: a part that starts in mid-model */
-    D0_INPUT_SLOTS = 7,       /* [B] slot of each sequence in states that do not grow with the context, no two
-                               * alike. A token at position 0 begins from zero, whatever the slot holds */
-    D0_INPUT_PATCHES = 8,     /* [T, width] float32: the pixels of each patch, channel by channel */
-    D0_INPUT_PLACES = 9,      /* [T, 3] time, height and width of each row, for rotation */
-    D0_INPUT_SPANS = 10,      /* [T, 2] first row, and the row behind the last, of the picture of a row */
-    D0_INPUT_WINDOWS = 11,    /* [T, 2] the same of the window of a row within its picture */
-    D0_INPUT_MERGE = 12,      /* [R, n] the rows of patches that become one row */
-    D0_INPUT_TABLE_ROWS = 13, /* [T, n] rows of a learned table of positions; -1 none */
+    D0_INPUT_IDS = 1,        /* [T] token ids */
+    D0_INPUT_POSITIONS = 2,  /* [T] position of each token in its sequence, from 0 */
+    D0_INPUT_SEQ_OF = 3,     /* [T] index of the token's sequence in this step, 0..B-1, ascending */
+    D0_INPUT_PAGE_TABLE = 4, /* [B, P] page ids; entries past the sequence's pages are -1 */
+    D0_INPUT_ROWS = 5,       /* [R] token indices whose hidden row goes to the output head */
+    D0_INPUT_HIDDEN = 6,     /* [T, width] float32 or int32: a part that starts in mid-model */
+    D0_INPUT_SLOTS = 7,      /* [B] slot of each sequence in states that do not grow with the context, no two
+                              * alike. A token at position 0 begins from zero, whatever the slot holds */
+    D0_INPUT_PATCHES = 8,    /* [T, width] float32: the pixels of each patch, channel by channel */
+    D0_INPUT_PLACES = 9,     /* [T, 3] time, height and width of each row, for rotation */
+    D0_INPUT_SPANS = 10, /* [T, 2] first row, and the row behind the last, of the picture of a row; in a text
+                          * positions: of the span in which tokens see each other, {p, p + 1} alone */
+    D0_INPUT_WINDOWS = 11,       /* [T, 2] the same of the window of a row within its picture */
+    D0_INPUT_MERGE = 12,         /* [R, n] the rows of patches that become one row */
+    D0_INPUT_TABLE_ROWS = 13,    /* [T, n] rows of a learned table of positions; -1 none */
     D0_INPUT_TABLE_WEIGHTS = 14, /* [T, n] float32: how much each of them counts */
     D0_INPUT_FEATURES = 15, /* [T, width] float32, in a text: rows that a tower gave. A part may have several:
                              * in the order of the tower's outputs */
@@ -218,12 +219,7 @@ enum d0_attr_key {
 #include "day0/ops.def"
 #undef OP
 #undef ATTR
-    D0_N_ATTRS = 1 /* one past the largest key */
-#define OP(id, NAME, ...)
-#define ATTR(id, NAME, ...) +1
-#include "day0/ops.def"
-#undef OP
-#undef ATTR
+    D0_N_ATTRS /* one past the largest key: the table ascends, a key that is no more leaves a gap */
 };
 
 /* ---- the device --------------------------------------------------------------------------------- */

@@ -177,12 +177,14 @@ static bool sections_whole(const struct rule *r, int64_t half)
 bool rule_ROPE_TABLE(const struct rule *r)
 {
     const struct d0_value *pos = rule_input(r, 0), *f = rule_input(r, 1), *o = rule_output(r, 0);
+    const int64_t interleave = rule_attr(r, D0_ATTR_INTERLEAVE);
     return rule_need(r,
                      rule_is_matrix(o) && o->dims[1] % 2 == 0 &&
                          (rule_is_ints(pos, o->dims[0]) || rule_is_int_rows(pos, o->dims[0], 3)),
                      "positions must be i32 [T] or [T, 3], output f32 [T, D]") &&
            rule_need(r, f && f->dtype == D0_F32 && f->n_dims == 1 && f->dims[0] == o->dims[1] / 2,
                      "inv_freq must be f32 [D/2]") &&
+           rule_need(r, interleave >= 0 && interleave <= 2, "interleave %lld", (long long)interleave) &&
            sections_whole(r, o->dims[1] / 2);
 }
 

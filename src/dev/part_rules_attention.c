@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Owns: the rules of attention and of the operators on latent pages. Refuses: sizes, attributes and types
- * that would take a kernel out of the memory it was given, and images, of which no kernel here knows.
+ * that would take a kernel out of the memory it was given.
  */
 #include <math.h>
 
@@ -29,22 +29,12 @@ static bool chosen(const struct rule *r, uint32_t i, int64_t rows, int64_t group
                      "chosen must be i32 [T, C], C a multiple of %lld", (long long)groups);
 }
 
-/* bidirectional 1 asks that tokens of one image see each other. Which tokens those are would be said by an
- * input of the step; this ABI has no role for it, so a part whose inputs all have known roles holds text
- * only, and there bidirectional attention is causal. Any other input may bring images, and is refused. */
-static bool text_only(const struct rule *r)
+/* Which tokens see each other: positions, which the kernel takes no further than the pages go. */
+static bool spans(const struct rule *r, int64_t rows)
 {
-    int64_t both = rule_attr(r, D0_ATTR_BIDIRECTIONAL);
-    if (!rule_need(r, both == 0 || both == 1, "bidirectional %lld", (long long)both))
-        return false;
-    for (uint32_t i = 0; both && i < r->p->n_values; i++)
-        if (!rule_need(r,
-                       r->p->values[i].kind != D0_VALUE_INPUT ||
-                           (r->p->values[i].role >= D0_INPUT_IDS && r->p->values[i].role <= D0_INPUT_SLOTS),
-                       "bidirectional attention is computed for text only, and input %u has role %u", i,
-                       r->p->values[i].role))
-            return false;
-    return true;
+    const struct d0_value *v = rule_input(r, 8);
+    return rule_need(r, !v || rule_is_int_rows(v, rows, 2), "spans must be i32 [T, 2]") &&
+           rule_need(r, !v || !rule_input(r, 7), "spans and chosen keys exclude each other");
 }
 
 static bool mask(const struct rule *r)
@@ -53,7 +43,7 @@ static bool mask(const struct rule *r)
     double cap = part_attr_f(r->n, D0_ATTR_SOFTCAP, 0);
     return natural(r, D0_ATTR_WINDOW, "window", &window) && natural(r, D0_ATTR_CHUNK, "chunk", &chunk) &&
            natural(r, D0_ATTR_BLOCK, "block", &block) &&
-           rule_need(r, cap >= 0 && isfinite(cap), "softcap %g", cap) && text_only(r);
+           rule_need(r, cap >= 0 && isfinite(cap), "softcap %g", cap);
 }
 
 bool rule_ATTENTION(const struct rule *r)
@@ -72,7 +62,7 @@ bool rule_ATTENTION(const struct rule *r)
                      "rows of q and output must be heads * dim values") &&
            rule_need(r, !sinks || rule_is_weight(sinks, heads, 0), "sinks must be f32, bf16 or f16 [%lld]",
                      (long long)heads) &&
-           chosen(r, 7, q->dims[0], kv_heads) && mask(r);
+           chosen(r, 7, q->dims[0], kv_heads) && spans(r, q->dims[0]) && mask(r);
 }
 
 /* State [pages, 1, page_tokens, width] at input 1 */

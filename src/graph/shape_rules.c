@@ -259,8 +259,13 @@ static bool attention_extras(const struct rule *r, int64_t heads, int64_t kv_hea
         return shape_broken(r, "chunk or block is negative");
     if (shape_input(r, 6) && (!shape_want(r, 6, "sinks", 0, 1) || !shape_want_dim(r, 6, "sinks", 0, heads)))
         return false;
+    if (shape_input(r, 8) && (!shape_want(r, 8, "spans", D0_I32, 2) || !shape_want_dim(r, 8, "spans", 1, 2) ||
+                              !shape_want_dim(r, 8, "spans", 0, shape_input(r, 0)->dims[0])))
+        return false;
     if (shape_input(r, 7) == NULL)
         return true;
+    if (shape_input(r, 8))
+        return shape_broken(r, "spans and chosen keys exclude each other");
     return shape_want(r, 7, "chosen", D0_I32, 2) &&
            (shape_input(r, 7)->dims[1] % kv_heads == 0 ? true
                                                        : shape_broken(r, "chosen keys are not whole heads"));

@@ -193,8 +193,9 @@ int image_plan_grids(const struct image_plan *plan, uint32_t patch, bool lines, 
 enum image_taps {
     IMAGE_TAPS_NONE,
     IMAGE_TAPS_BILINEAR, /* 4 taps of a line between the corners */
+    IMAGE_TAPS_CENTRES,  /* the same between the centres of the cells */
     IMAGE_TAPS_BICUBIC,  /* 16 taps, a = -0.75 */
-    IMAGE_TAPS_EXACT,    /* one: the place itself; a grid larger than the table is refused */
+    IMAGE_TAPS_EXACT,    /* one: the place itself; a grid of another size than the table is refused */
     IMAGE_TAPS_BUCKETS,  /* one: the place as a fraction of the grid, cut down to a place of the table */
 };
 
@@ -233,7 +234,7 @@ struct image_rows {
 #define IMAGE_MAX_PATCHES ((uint64_t)1 << 22) /* of all pictures together, class rows included */
 
 /* Everything in the arena. ERR_INVALID (a side of 0, or that is no multiple of merge; a grid
- * larger than a table of IMAGE_TAPS_EXACT; tiles of a canvas that are missing or unlike), ERR_LIMIT,
+ * of another size than a table of IMAGE_TAPS_EXACT; tiles of a canvas that are missing or unlike), ERR_LIMIT,
  * ERR_NOMEM.
  */
 int image_tower_rows(const struct image_tower *tower, const struct image_grid *grids, size_t n,

@@ -54,7 +54,7 @@ static int check_grid(const struct image_tower *w, const struct image_grid *g, s
     if (g->t == 0 || g->h == 0 || g->w == 0 || g->h % w->merge || g->w % w->merge)
         return err_set(e, ERR_INVALID, "picture %zu has %u x %u x %u patches, which %u x %u do not divide",
                        number, g->t, g->h, g->w, w->merge, w->merge);
-    if (w->taps == IMAGE_TAPS_EXACT && (g->h > w->table_side || g->w > w->table_side))
+    if (w->taps == IMAGE_TAPS_EXACT && (g->h != w->table_side || g->w != w->table_side))
         return err_set(e, ERR_INVALID, "picture %zu has %u x %u patches, and the table of places %u x %u",
                        number, g->h, g->w, w->table_side, w->table_side);
     return ERR_OK;
@@ -117,7 +117,7 @@ static size_t axis_taps(const struct image_tower *w, uint32_t at, uint32_t size,
                         float weights[4])
 {
     const float side = (float)w->table_side;
-    const bool cubic = w->taps == IMAGE_TAPS_BICUBIC;
+    const bool cubic = w->taps == IMAGE_TAPS_BICUBIC, corners = w->taps == IMAGE_TAPS_BILINEAR;
     if (w->taps == IMAGE_TAPS_EXACT || w->taps == IMAGE_TAPS_BUCKETS) {
         taps[0] = w->taps == IMAGE_TAPS_EXACT ? (int32_t)at : bucket(w->table_side, at, size);
         weights[0] = 1;
@@ -125,7 +125,8 @@ static size_t axis_taps(const struct image_tower *w, uint32_t at, uint32_t size,
     }
     const size_t n = cubic ? 4 : 2;
     const float last = (float)(size > 1 ? size - 1 : 1);
-    const float from = cubic ? ((float)at + 0.5f) * side / (float)size - 0.5f : (float)at * (side - 1) / last;
+    const float from =
+        corners ? (float)at * (side - 1) / last : ((float)at + 0.5f) * side / (float)size - 0.5f;
     const float low = floorf(from), a = -0.75f;
     for (size_t i = 0; i < n; i++) {
         const float offset = cubic ? (float)i - 1 : (float)i, d = fabsf(from - low - offset);
@@ -276,6 +277,7 @@ int image_tower_rows(const struct image_tower *tower, const struct image_grid *g
                      struct arena *arena, struct image_rows *out, struct err *e)
 {
     static const size_t taps[] = {[IMAGE_TAPS_BILINEAR] = 4,
+                                  [IMAGE_TAPS_CENTRES] = 4,
                                   [IMAGE_TAPS_BICUBIC] = 16,
                                   [IMAGE_TAPS_EXACT] = 1,
                                   [IMAGE_TAPS_BUCKETS] = 1};

@@ -211,6 +211,25 @@ static int turned_scales(struct filling *f, const struct spec_tensor *x, uint64_
     return rc;
 }
 
+/* A plain matrix that is stored [K, N], as [N, K]. */
+static int turned_matrix(struct filling *f, const struct ckpt_tensor *t)
+{
+    const struct spec_tensor x = {.name = f->name, .tensor = t, .dtype = t->dtype};
+    const uint64_t n = (uint64_t)f->v->dims[0], k = (uint64_t)f->v->dims[1], width = dtype_bits(t->dtype) / 8;
+    unsigned char *from, *row = NULL;
+    int rc = whole(f, &x, n * k * width, &from);
+    if (rc == ERR_OK && !f->check_only && (row = malloc((size_t)(k * width))) == NULL)
+        rc = err_set(f->e, ERR_NOMEM, "no memory for a row of %s", f->name);
+    for (uint64_t i = 0; rc == ERR_OK && !f->check_only && i < n; i++) {
+        for (uint64_t j = 0; j < k; j++)
+            memcpy(row + j * width, from + (j * n + i) * width, (size_t)width);
+        rc = put(f, i * k * width, row, k * width);
+    }
+    free(row);
+    free(from);
+    return rc;
+}
+
 /* Zero points, packed along N, one byte each. */
 static int zero_points(struct filling *f, const struct spec_tensor *x, uint64_t at)
 {
@@ -371,7 +390,7 @@ static int plain_tensor(struct filling *f)
     }
     char have[96], want[96];
     /* the weight of a convolution has more dimensions than the matrix that it is, a learned row has fewer */
-    const bool folded = f->w && f->w->count == 1 && f->w->n_dims != f->v->n_dims;
+    const bool folded = f->w && ((f->w->count == 1 && f->w->n_dims != f->v->n_dims) || f->w->turned);
     const uint32_t n_dims = folded ? f->w->n_dims : f->v->n_dims;
     const int64_t *dims = folded ? f->w->dims : f->v->dims;
     bool same = t->n_dims == n_dims && t->dtype == f->v->dtype;
@@ -381,6 +400,8 @@ static int plain_tensor(struct filling *f)
         return err_set(f->e, ERR_MISMATCH, "tensor %s is %s %s in the checkpoint, the graph wants %s %s",
                        f->name, dtype_name(t->dtype), shape_format(t->dims, t->n_dims, have, sizeof(have)),
                        dtype_name(f->v->dtype), shape_format(dims, n_dims, want, sizeof(want)));
+    if (f->w && f->w->turned)
+        return turned_matrix(f, t);
     const struct spec_tensor x = {.name = f->name, .tensor = t, .dtype = t->dtype};
     return fill_runs(f, &x, 0, f->stored);
 }

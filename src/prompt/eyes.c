@@ -95,9 +95,9 @@ int prompt_check_pictures(const struct prompt_front *p, struct findings *f, stru
     const char *names[] = {eyes->rules.marker, eyes->rules.token};
     for (size_t i = 0; i < (strcmp(names[0], names[1]) == 0 ? 1 : 2); i++)
         if (tokenizer_id(p->tokenizer, names[i]) < 0)
-            finding_add(f, FINDING_I002, names[i],
-                        "%s says that it stands for pictures, and the tokenizer does not have it",
-                        p->spec->arch_name);
+            finding_add_severity(f, FINDING_I002, SEVERITY_WARNING, names[i], NULL,
+                                 "%s says that it stands for pictures, and the tokenizer does not have it",
+                                 p->spec->arch_name);
     const int32_t stated = p->spec->vision ? p->spec->tower.image_token : -1;
     if (stated >= 0 && eyes->token_id >= 0 && stated != eyes->token_id)
         finding_add(f, FINDING_I002, eyes->rules.token,

@@ -83,6 +83,8 @@ struct spec_weight {
     enum partition part;
     uint32_t units;
     bool quantisable, transposed;
+    bool turned;       /* a matrix that is stored inputs before outputs: its value in the graph is [dims[1],
+                          dims[0]] */
     uint32_t n_pieces; /* rows of several matrices behind each other, each cut by itself (q, k, v); 0: one */
     int64_t pieces[8];
     enum spec_group group;
@@ -138,7 +140,14 @@ struct arch_file {
     size_t n;
 };
 
-enum spec_interpolation { SPEC_NO_TABLE, SPEC_BILINEAR, SPEC_BICUBIC, SPEC_EXACT, SPEC_BUCKETS };
+enum spec_interpolation {
+    SPEC_NO_TABLE,
+    SPEC_BILINEAR,
+    SPEC_CENTRES,
+    SPEC_BICUBIC,
+    SPEC_EXACT,
+    SPEC_BUCKETS
+};
 
 /* What the host must know of a tower to make its inputs from the grids of pictures. */
 #define SPEC_MAX_FEATURES 8

@@ -68,31 +68,46 @@ static int read_scaling(struct arena *a, const struct json *s, int64_t dim, stru
     return out->type == ROPE_FACTORS ? read_factors(a, s, dim, out, e) : ERR_OK;
 }
 
+/* The frequencies of angles that follow two axes: all of them twice (f0 f1 f0 f1), each twice (f0 f0 f1 f1),
+ * or every second one for the first axis and the others for the second (f0 f2 f1 f3). */
+static int in_order(struct arena *a, const char *order, int64_t *n, const float **freq, struct err *e)
+{
+    const bool twice = strcmp(order, "twice") == 0, pairs = strcmp(order, "pairs") == 0,
+               split = strcmp(order, "split") == 0;
+    if ((!twice && !pairs && !split) || (split && *n % 2))
+        return err_set(e, ERR_FORMAT, "rope: %lld frequencies in the order %.20s", (long long)*n, order);
+    const int64_t all = split ? *n : 2 * *n;
+    float *to = arena_alloc_n(a, (size_t)all, sizeof *to);
+    if (to == NULL)
+        return err_set(e, ERR_NOMEM, "no memory for rope frequencies");
+    for (int64_t j = 0; j < all; j++)
+        to[j] = (*freq)[twice ? j % *n : pairs ? j / 2 : j < all / 2 ? 2 * j : 2 * j - all + 1];
+    *n = all;
+    *freq = to;
+    return ERR_OK;
+}
+
 int trace_rope(struct arena *a, const struct json *item, int64_t *n, const float **out, struct err *e)
 {
     struct rope_scaling s;
     double theta;
-    int64_t dim, times = 1;
+    int64_t dim;
     if (!trace_int(item, "dim", 2, TRACE_MAX_ROPE, &dim) || dim % 2)
         return err_set(e, ERR_FORMAT, "rope: dim must be an even number from 2 to %d", TRACE_MAX_ROPE);
-    if (json_get(item, "times") && !trace_int(item, "times", 1, 2, &times))
-        return err_set(e, ERR_FORMAT, "rope: the frequencies come once or twice");
     if (!json_f64(json_get(item, "theta"), &theta) || !(theta > 0) || !(theta < 1e30))
         return err_set(e, ERR_FORMAT, "rope: theta must be a positive number");
     int rc = read_scaling(a, json_get(item, "scaling"), dim, &s, e);
     if (rc)
         return rc;
     const int64_t half = dim / 2;
-    float *freq = arena_alloc_n(a, (size_t)(half * times), sizeof *freq);
+    float *freq = arena_alloc_n(a, (size_t)half, sizeof *freq);
     if (freq == NULL)
         return err_set(e, ERR_NOMEM, "no memory for rope frequencies");
     rope_inv_freq(dim, theta, &s, freq);
     for (int64_t j = 0; j < half; j++)
         if (!isfinite(freq[j]))
             return err_set(e, ERR_FORMAT, "rope: frequency %lld is not finite", (long long)j);
-    for (int64_t j = half; j < half * times; j++)
-        freq[j] = freq[j - half];
-    *n = half * times;
+    *n = half;
     *out = freq;
-    return ERR_OK;
+    return json_get(item, "order") ? in_order(a, trace_text(item, "order"), n, out, e) : ERR_OK;
 }

@@ -33,6 +33,7 @@ static int tower_numbers(struct spec_tower *w, const struct json *facts, struct 
     w->drop_first = trace_flag(facts, "drop_first");
     w->lines = trace_flag(facts, "lines");
     static const char *const ways[] = {[SPEC_BILINEAR] = "bilinear",
+                                       [SPEC_CENTRES] = "centres",
                                        [SPEC_BICUBIC] = "bicubic",
                                        [SPEC_EXACT] = "exact",
                                        [SPEC_BUCKETS] = "buckets"};

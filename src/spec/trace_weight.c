@@ -185,6 +185,9 @@ static int weight_value(struct trace *t, const struct json *item, struct spec_we
     if (w->group != GROUP_TEXT && (w->group != GROUP_VISION || g != t->s->vision))
         return ERR_OK;
     const bool flat = flattened(item) && w->form.scheme == 0;
+    w->turned = trace_flag(item, "turned");
+    if (w->turned && (w->form.scheme || w->n_dims != 2 || lead || flat))
+        return err_set(e, ERR_FORMAT, "weight %s: only a plain matrix is turned", w->name);
     if (flat && lead)
         return err_set(e, ERR_FORMAT, "weight %s: experts are not laid flat", w->name);
     if (!flat && w->n_dims + lead > D0_MAX_DIMS)
@@ -202,6 +205,10 @@ static int weight_value(struct trace *t, const struct json *item, struct spec_we
         v.dims[0] = w->count;
     memcpy(v.dims + lead, w->dims, (flat ? 0 : w->n_dims) * sizeof w->dims[0]);
     flatten(item, &v, w);
+    if (w->turned) {
+        v.dims[0] = w->dims[1];
+        v.dims[1] = w->dims[0];
+    }
     /* blocks lie along the input, whatever way round the family keeps its plain weights */
     if (held && w->transposed && w->form.scheme == QUANT_MXFP4_BLOCKS) {
         int64_t last = v.dims[v.n_dims - 1];

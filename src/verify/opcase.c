@@ -212,6 +212,10 @@ bool opcase_sees(const struct opcase *c, int64_t t, int64_t g, int64_t j)
     int64_t p = opcase_ints(c, opshape_role(s, D0_INPUT_POSITIONS))[t],
             window = opshape_int(s, D0_ATTR_WINDOW), chunk = opshape_int(s, D0_ATTR_CHUNK),
             block = opshape_int(s, D0_ATTR_BLOCK);
+    if (s->node.op == D0_OP_ATTENTION && s->node.n_inputs > 8 && c->in[8] != D0_NO_VALUE) {
+        const int64_t end = opcase_ints(c, 8)[2 * t + 1]; /* the span of pictures that p is in */
+        return j < end && (!window || p - j < window) && (!chunk || j >= p / chunk * chunk);
+    }
     if (j > p || (window && p - j >= window) || (chunk && j / chunk != p / chunk))
         return false;
     uint32_t i = chosen_input(c);

@@ -538,6 +538,20 @@ static void fill_spans(struct fill *f, uint32_t i)
     }
 }
 
+/* In a text: the tokens of each sequence in runs, of one token as a rule. */
+static void fill_text_spans(struct fill *f, uint32_t i)
+{
+    int32_t *span = f->c->data[f->c->in[i]];
+    for (int64_t s = 0, t = 0; s < f->c->dims[1]; s++)
+        for (int64_t at = 0, n; at < f->run[s]; at += n) {
+            n = rng_below(&f->rng, 2) ? 1 : 1 + (int64_t)rng_below(&f->rng, (uint64_t)(f->run[s] - at));
+            for (int64_t k = 0; k < n; k++, t++) {
+                span[2 * t] = (int32_t)(f->history[s] + at);
+                span[2 * t + 1] = (int32_t)(f->history[s] + at + n);
+            }
+        }
+}
+
 int opfill_contents(struct fill *f, struct err *e)
 {
     struct opcase *c = f->c;
@@ -568,6 +582,8 @@ int opfill_contents(struct fill *f, struct err *e)
                       : c->dims[2]                ? c->dims[2]
                                                   : 1,
                       true);
+        else if (v->role == D0_INPUT_SPANS && c->shape.node.op == D0_OP_ATTENTION)
+            fill_text_spans(f, i);
         else if (v->role == D0_INPUT_SPANS)
             fill_spans(f, i);
         else if (v->role == D0_INPUT_HIDDEN)

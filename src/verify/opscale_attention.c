@@ -54,7 +54,9 @@ static void scale_head(struct attended *a, int64_t t, int64_t head, int64_t head
     a->q = opcase_rows(c, 0) + (t * heads + head) * a->dim;
     a->size = 0;
     memset(scale, 0, (size_t)a->v_dim * sizeof *scale);
-    for (int64_t j = 0; j <= p; j++) {
+    const bool spans = !pool && c->shape.node.n_inputs > 8 && c->in[8] != D0_NO_VALUE;
+    const int64_t end = spans ? opcase_ints(c, 8)[2 * t + 1] : p + 1;
+    for (int64_t j = 0; j < end; j++) {
         if (opcase_sees(c, t, g, j)) {
             int64_t slot = opcase_slot(c, 1, seq, j, g);
             one_key(a, a->k + slot * a->dim, pool ? a->k + slot * a->dim : a->v + slot * a->v_dim, scale);

@@ -72,6 +72,8 @@ static void attention_features(struct opshape *s, unsigned i, int64_t heads, int
     if (i % 6 == 5) {
         opshape_chosen(s, 7, kv_heads * opshape_vary(i, 51, 1, 9));
         set_i(s, D0_ATTR_BLOCK, i % 12 == 5 ? opshape_vary(i, 52, 1, 24) : 0);
+    } else if (i % 6 == 4) {
+        opshape_numbers(s, 8, D0_INPUT_SPANS, D0_DIM_TOKENS, 2);
     }
 }
 

@@ -242,7 +242,7 @@ static bool rope(unsigned i, struct opshape *s)
             set_i(s, D0_ATTR_SECTION_T, t);
             set_i(s, D0_ATTR_SECTION_H, h);
             set_i(s, D0_ATTR_SECTION_W, width / 2 - t - h);
-            set_i(s, D0_ATTR_INTERLEAVE, i / 4 % 2);
+            set_i(s, D0_ATTR_INTERLEAVE, i / 4 % 3);
         }
         return i < TAILS;
     }

@@ -201,6 +201,8 @@ size_t kc_planted_rounding(const struct kc_planted **out);
     X(ATTENTION, early_chunk, "a chunk that starts one position early")                                      \
     X(ATTENTION, sliding_chunk, "a chunk taken for a window")                                                \
     X(ATTENTION, wide_blocks, "chosen blocks one key too long")                                              \
+    X(ATTENTION, no_span, "sees nothing behind a token of a picture")                                        \
+    X(ATTENTION, late_window, "the window of a span counts from its end")                                    \
     X(ATTENTION, one_choice, "one choice of blocks for all kv heads")                                        \
     X(ATTENTION, no_scale, "forgets the scale")                                                              \
     X(LATENT_STORE, rope_first, "the rotated part before the latent")                                        \

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Cases of attention over grouped heads, each feature on by chance: window, chunk, chosen blocks, softcap,
- * sinks, values of another width. A key that no query of the case sees holds NaN, like free slots and pages
- * of nobody.
+ * Cases of attention over grouped heads, each feature on by chance: window, chunk, chosen blocks or spans,
+ * softcap, sinks, values of another width. A key that no query of the case sees holds NaN, like free slots
+ * and pages of nobody.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -64,7 +64,11 @@ static bool sees(const struct kc_case *c, int64_t t, int64_t g, int64_t j)
 {
     int64_t p = ((const int32_t *)c->in[3].data)[t], chunk = c->a.attr[D0_ATTR_CHUNK].i;
     int64_t width = c->a.in_dims[7][1], topk = width / c->a.kv_heads;
-    const int32_t *chosen = c->in[7].data;
+    const int32_t *chosen = c->in[7].data, *spans = c->in[8].data;
+    if (spans && (p < spans[2 * t] || p >= spans[2 * t + 1]))
+        return false;
+    if (spans && j > p && j < spans[2 * t + 1]) /* behind it in its span, whatever window and chunk say */
+        return true;
     return j >= 0 && j <= p && (c->a.window == 0 || p - j < c->a.window) &&
            (chunk == 0 || j / chunk == p / chunk) &&
            (!chosen || kc_chosen_has(chosen + t * width + g * topk, topk, c->a.attr[D0_ATTR_BLOCK].i, j));
@@ -119,6 +123,32 @@ static void make_sinks(struct kc_case *c)
     kc_dims(c, 6, 1, &c->a.heads);
 }
 
+/* Runs of the tokens of each sequence, some of one token, one with a first position before the step. */
+static void make_spans(struct kc_case *c, const struct kc_paged *p)
+{
+    int32_t *spans = kc_ints(c, 8, 2 * p->tokens, 2);
+    kc_dims(c, 8, 2, (int64_t[]){p->tokens, 2});
+    for (int64_t s = 0, t = 0; s < c->a.seqs; s++)
+        for (int64_t at = 0, n; at < p->chunks[s]; at += n) {
+            const int32_t first = (int32_t)(p->lengths[s] - p->chunks[s] + at);
+            n = kc_chance(c, 3) ? 1 : kc_between(c, 1, p->chunks[s] - at);
+            for (int64_t k = 0; k < n; k++, t++) {
+                spans[2 * t] = at == 0 && kc_chance(c, 4) ? 0 : first;
+                spans[2 * t + 1] = first + (int32_t)n;
+            }
+        }
+}
+
+/* Spans that no engine hands over: empty, backwards, without their token, past all pages. */
+static void break_spans(struct kc_case *c, const struct kc_paged *p)
+{
+    static const int32_t wrong[] = {INT32_MIN, -1, 0, INT32_MAX};
+    int32_t *spans = c->in[8].data;
+    if (!spans || p->tokens == 0 || !kc_chance(c, 5))
+        return;
+    spans[kc_between(c, 0, 2 * p->tokens - 1)] = wrong[kc_between(c, 0, 3)];
+}
+
 static void make_features(struct kc_case *c, const struct kc_paged *p)
 {
     static const double caps[] = {50, 30, 5, 0.5};
@@ -128,12 +158,13 @@ static void make_features(struct kc_case *c, const struct kc_paged *p)
         c->a.attr[D0_ATTR_SOFTCAP].f = caps[kc_between(c, 0, 3)];
     if (kc_chance(c, 4))
         c->a.attr[D0_ATTR_CHUNK].i = kc_between(c, 1, 40);
-    c->a.attr[D0_ATTR_BIDIRECTIONAL].i = kc_chance(c, 8); /* means nothing without images */
     if (kc_chance(c, 3))
         make_sinks(c);
     if (kc_chance(c, 3)) {
         c->a.attr[D0_ATTR_BLOCK].i = kc_chance(c, 3) ? 0 : kc_between(c, 1, 24);
         kc_chosen_make(c, 7, p, c->a.kv_heads, c->a.attr[D0_ATTR_BLOCK].i);
+    } else if (kc_chance(c, 2)) {
+        make_spans(c, p);
     }
 }
 
@@ -156,17 +187,18 @@ void kc_make_ATTENTION(struct kc_case *c, unsigned index)
     fill_pages(c, 1, c->a.dim, &p);
     fill_pages(c, 2, v_dim, &p);
     kc_paged_break(c, &p);
+    break_spans(c, &p);
     kc_output(c, p.tokens, c->a.heads * v_dim);
     c->a.k = c->a.heads * c->a.dim;
     c->flops = 2.0 * (double)(p.tokens * c->a.heads * p.lengths[0] * (c->a.dim + v_dim));
     c->moved = (double)(c->a.kv_heads * p.lengths[0] * (c->a.dim + v_dim)) * (double)kc_width(c->dtype);
     snprintf(c->shape, sizeof c->shape,
              "T=%d B=%d heads=%d/%d dim=%d v_dim=%d page_tokens=%d window=%d chunk=%d chosen=%d block=%d "
-             "softcap=%g%s last length=%d",
+             "softcap=%g%s%s last length=%d",
              (int)p.tokens, (int)c->a.seqs, (int)c->a.heads, (int)c->a.kv_heads, (int)c->a.dim, (int)v_dim,
              (int)c->a.page_tokens, (int)c->a.window, (int)c->a.attr[D0_ATTR_CHUNK].i,
              (int)c->a.in_dims[7][1], (int)c->a.attr[D0_ATTR_BLOCK].i, c->a.attr[D0_ATTR_SOFTCAP].f,
-             c->in[6].data ? " sinks" : "", (int)p.lengths[c->a.seqs - 1]);
+             c->in[6].data ? " sinks" : "", c->in[8].data ? " spans" : "", (int)p.lengths[c->a.seqs - 1]);
 }
 
 /* The score of one key; *size becomes at least the natural scale of its error. */
@@ -197,20 +229,25 @@ static void judge_head(struct kc_case *c, int64_t t, int64_t h, double *scores, 
     const int32_t *positions = c->in[3].data, *seq_of = c->in[4].data, *table = c->in[5].data;
     int64_t p = positions[t], v_dim = c->a.v_dim ? c->a.v_dim : c->a.dim,
             g = h / (c->a.heads / c->a.kv_heads);
+    const int32_t *span = c->in[8].data ? (const int32_t *)c->in[8].data + 2 * t : NULL;
+    const int64_t end = span ? span[1] : p + 1;
     double top = c->in[6].data ? kc_at(c, 6, (size_t)h) : -INFINITY, sum, size = 0;
-    bool live = kc_slot(c, table, seq_of[t], p, g) >= 0;
-    for (int64_t j = 0; live && j <= p; j++) {
+    bool live =
+        kc_slot(c, table, seq_of[t], p, g) >= 0 && (!span || (span[0] >= 0 && span[0] <= p && p < end));
+    for (int64_t j = 0; live && j < end; j++) {
         if (!sees(c, t, g, j))
             continue;
         int64_t slot = kc_slot(c, table, seq_of[t], j, g);
         live = slot >= 0;
-        scores[j] = live ? score_of(c, t * c->a.heads + h, slot, &size) : 0;
+        if (!live)
+            break; /* a span may lead past all pages */
+        scores[j] = score_of(c, t * c->a.heads + h, slot, &size);
         top = fmax(top, scores[j]);
     }
     for (int64_t d = 0; d < v_dim; d++)
         want[d] = live ? 0 : (double)NAN;
     sum = c->in[6].data && top > -INFINITY ? exp(kc_at(c, 6, (size_t)h) - top) : 0;
-    for (int64_t j = 0; live && j <= p; j++) {
+    for (int64_t j = 0; live && j < end; j++) {
         if (!sees(c, t, g, j))
             continue;
         int64_t slot = kc_slot(c, table, seq_of[t], j, g);

@@ -105,6 +105,26 @@ void kc_bug_one_choice(const struct kern_args *a, size_t first, size_t last, uns
     free(same);
 }
 
+void kc_bug_no_span(const struct kern_args *a, size_t first, size_t last, unsigned thread)
+{
+    struct kern_args b = *a;
+    b.in[8] = NULL;
+    ref(D0_OP_ATTENTION, &b, first, last, thread);
+}
+
+void kc_bug_late_window(const struct kern_args *a, size_t first, size_t last, unsigned thread)
+{
+    const int32_t *spans = a->in[8];
+    for (size_t i = first; i < last; i++) {
+        struct kern_args b = *a;
+        const size_t t = i / (size_t)a->heads;
+        const int64_t p = ((const int32_t *)a->in[3])[t];
+        if (spans && a->window > 0)
+            b.window = a->window > spans[2 * t + 1] - 1 - p ? a->window - (spans[2 * t + 1] - 1 - p) : 1;
+        ref(D0_OP_ATTENTION, &b, i, i + 1, thread);
+    }
+}
+
 void kc_bug_no_scale(const struct kern_args *a, size_t first, size_t last, unsigned thread)
 {
     struct kern_args b = *a;

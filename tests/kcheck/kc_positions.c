@@ -30,7 +30,7 @@ void kc_make_ROPE_TABLE(struct kc_case *c, unsigned index)
         c->a.attr[D0_ATTR_SECTION_T].i = at;
         c->a.attr[D0_ATTR_SECTION_H].i = h;
         c->a.attr[D0_ATTR_SECTION_W].i = half - at - h;
-        c->a.attr[D0_ATTR_INTERLEAVE].i = kc_chance(c, 2);
+        c->a.attr[D0_ATTR_INTERLEAVE].i = kc_between(c, 0, 2);
     }
     for (int64_t i = 0; i < t * three; i++)
         positions[i] = (int32_t)kc_between(c, 0, kc_chance(c, 2) ? 100 : 1000000);
@@ -50,12 +50,16 @@ void kc_make_ROPE_TABLE(struct kc_case *c, unsigned index)
 }
 
 /* Which of t, h, w the angles [half] follow. Interleaved: every third angle from the second (third) on, as
- * many as the section has. */
+ * many as the section has; 2: width, height, width, ... */
 static void angle_places(const struct kc_case *c, size_t half, uint8_t *which)
 {
     const size_t t = (size_t)c->a.attr[D0_ATTR_SECTION_T].i, h = (size_t)c->a.attr[D0_ATTR_SECTION_H].i,
                  w = (size_t)c->a.attr[D0_ATTR_SECTION_W].i;
     memset(which, 0, half);
+    for (size_t j = 0; c->a.attr[D0_ATTR_INTERLEAVE].i == 2 && j < half; j++)
+        which[j] = j % 2 == 0 ? 2 : 1;
+    if (c->a.attr[D0_ATTR_INTERLEAVE].i == 2)
+        return;
     if (c->a.attr[D0_ATTR_INTERLEAVE].i) {
         for (size_t i = 0; i < h && 3 * i + 1 < half; i++)
             which[3 * i + 1] = 1;

@@ -6,8 +6,8 @@
  * tokens (where the text turns by them) and the logits behind the pictures against what transformers computed
  * from the same files (golden/FAMILY.pictures.safetensors, recorded by tools/reference_pictures.py). The
  * places are equal; rows are within LIMIT. Then one number is changed at a time: pixels, windows, the table
- * of places, the order of merged rows, class rows, ends of lines, the places: the result must move, or
- * nothing was shown. A family without such an input skips that change.
+ * of places, the order of merged rows, class rows, ends of lines, the places, the spans: the result must
+ * move, or nothing was shown. A family without such an input skips that change.
  */
 #include <math.h>
 #include <stdio.h>
@@ -39,7 +39,20 @@ static void result(struct tap *tap, bool ok, const char *name, const char *detai
 }
 
 /* What is fed wrongly on purpose. */
-enum change { NOTHING, PIXELS, PLANE, WINDOWS, TABLE, MERGE, CLASS, LINES, PLACES, FEATURES, N_CHANGES };
+enum change {
+    NOTHING,
+    PIXELS,
+    PLANE,
+    WINDOWS,
+    TABLE,
+    MERGE,
+    CLASS,
+    LINES,
+    PLACES,
+    SPANS,
+    FEATURES,
+    N_CHANGES
+};
 static const char *const changes[N_CHANGES] = {"nothing",
                                                "two pixels swapped",
                                                "height and width of patches swapped",
@@ -49,6 +62,7 @@ static const char *const changes[N_CHANGES] = {"nothing",
                                                "class rows as patches",
                                                "ends of lines as patches",
                                                "places of pictures as those of text",
+                                               "tokens of pictures that see backwards only",
                                                "rows of pictures one token late"};
 
 struct model {
@@ -67,6 +81,7 @@ struct model {
     float *pixels;                      /* [T, width] in the order of the processor */
     float *features[SPEC_MAX_FEATURES]; /* [R, hidden] */
     int32_t *places, *feature_of;       /* of the prompt: [n, 3], [n] */
+    int32_t *spans;                     /* [n, 2] the run of placeholders that a token is in, or itself */
 };
 
 /* Numbers in -1..1 that tools/reference_pictures.py makes as well. */
@@ -125,6 +140,7 @@ static struct image_tower tower_of(const struct spec *s)
                                 .lines = s->tower.lines,
                                 .taps = s->tower.table == SPEC_BICUBIC    ? IMAGE_TAPS_BICUBIC
                                         : s->tower.table == SPEC_BILINEAR ? IMAGE_TAPS_BILINEAR
+                                        : s->tower.table == SPEC_CENTRES  ? IMAGE_TAPS_CENTRES
                                         : s->tower.table == SPEC_EXACT    ? IMAGE_TAPS_EXACT
                                         : s->tower.table == SPEC_BUCKETS  ? IMAGE_TAPS_BUCKETS
                                                                           : IMAGE_TAPS_NONE};
@@ -153,6 +169,28 @@ static int take_in_turn(struct model *m, struct err *e)
                : err_set(e, ERR_MISMATCH, "%zu rows for %zu placeholders", m->rows.n_merged, n);
 }
 
+/* A row of the tower is the mean of those that become one: their order is nothing. */
+static bool averaged(const struct model *m)
+{
+    bool yes = false;
+    return json_bool(json_get(json_get(m->t.root, "pictures"), "averaged"), &yes) && yes;
+}
+
+/* Placeholders next to each other are a picture whose tokens see each other, where the text wants that. */
+static void put_spans(struct model *m, int32_t token)
+{
+    const size_t n = m->r->n_ids;
+    for (size_t at = 0, end; at < n; at = end) {
+        end = at + 1;
+        while (m->r->ids[at] == token && end < n && m->r->ids[end] == token)
+            end++;
+        for (size_t i = at; i < end; i++) {
+            m->spans[2 * i] = (int32_t)at;
+            m->spans[2 * i + 1] = (int32_t)end;
+        }
+    }
+}
+
 static int make_inputs(struct model *m, struct err *e)
 {
     const struct spec_tower *w = &m->s->tower;
@@ -176,8 +214,10 @@ static int make_inputs(struct model *m, struct err *e)
     for (uint32_t i = 0; i < w->n_features; i++)
         if (!(m->features[i] = arena_alloc_n(&m->arena, m->rows.n_merged * m->hidden, sizeof(float))))
             return err_set(e, ERR_NOMEM, "no memory for rows of pictures");
-    if (!m->pixels || !m->places || !m->feature_of)
+    m->spans = arena_alloc_n(&m->arena, m->r->n_ids, 2 * sizeof *m->spans);
+    if (!m->pixels || !m->places || !m->feature_of || !m->spans)
         return err_set(e, ERR_NOMEM, "no memory for pixels");
+    put_spans(m, w->image_token);
     make_pixels(m->pixels, m->rows.n_patches * m->width, (uint32_t)m->t.seed);
     if (!has_input(m->s->graph, D0_INPUT_PLACES))
         return take_in_turn(m, e);
@@ -264,7 +304,7 @@ static int run_tower(struct model *m, struct dev *d, enum change change, struct 
     for (size_t i = 0; change == PLANE && i < t; i++)
         swap_ints(&places[3 * i + 1], &places[3 * i + 2]);
     if (change == MERGE)
-        swap_ints(&merge[0], &merge[unit > 1 ? unit - 1 : 1]);
+        swap_ints(&merge[0], &merge[unit > 1 && !averaged(m) ? unit - 1 : unit]);
     for (size_t i = 0; change == CLASS && i < t; i++)
         class_rows[i] = -1;
     for (size_t i = 0; change == LINES && i < r->n_merged; i++)
@@ -295,7 +335,7 @@ static int run_text(struct model *m, struct dev *d, enum change change, float *l
     const int64_t dims[D0_N_DIMS] = {(int64_t)n, 1, (int64_t)n, (int64_t)pages};
     int32_t *counted = arena_alloc_n(&m->arena, n, sizeof *counted),
             *zeros = arena_alloc_n(&m->arena, n, sizeof *zeros), *places = copied(m, m->places, 12 * n),
-            *from = copied(m, m->feature_of, 4 * n);
+            *from = copied(m, m->feature_of, 4 * n), *spans = copied(m, m->spans, 8 * n);
     if (!counted || !zeros)
         return err_set(e, ERR_NOMEM, "no memory for a prompt");
     for (size_t i = 0; i < n; i++) {
@@ -303,22 +343,25 @@ static int run_text(struct model *m, struct dev *d, enum change change, float *l
         zeros[i] = 0;
         for (size_t k = 0; change == PLACES && k < 3; k++)
             places[3 * i + k] = (int32_t)i;
+        for (size_t k = 0; change == SPANS && k < 2; k++)
+            spans[2 * i + k] = (int32_t)(i + k);
     }
     if (change == FEATURES)
         for (size_t i = n - 1; i > 0; i--)
             from[i] = from[i - 1];
-    struct oracle_input in[8 + SPEC_MAX_FEATURES] = {
+    struct oracle_input in[9 + SPEC_MAX_FEATURES] = {
         {D0_INPUT_IDS, m->r->ids, 4 * n},  {D0_INPUT_POSITIONS, counted, 4 * n},
         {D0_INPUT_SEQ_OF, zeros, 4 * n},   {D0_INPUT_PAGE_TABLE, counted, 4 * pages},
         {D0_INPUT_ROWS, counted, 4 * n},   {D0_INPUT_SLOTS, zeros, 4},
         {D0_INPUT_PLACES, places, 12 * n}, {D0_INPUT_FEATURE_OF, from, 4 * n},
+        {D0_INPUT_SPANS, spans, 8 * n},
     };
     const size_t n_features = m->s->tower.n_features;
     for (size_t i = 0; i < n_features; i++)
-        in[8 + i] =
+        in[9 + i] =
             (struct oracle_input){D0_INPUT_FEATURES, m->features[i], 4 * m->rows.n_merged * m->hidden};
     const struct oracle_output out = {graph_result(m->s->graph), logits, 4 * n * m->r->vocab};
-    return oracle_once(&model, m->s->graph, dims, in, 8 + n_features, &out, 1, e);
+    return oracle_once(&model, m->s->graph, dims, in, 9 + n_features, &out, 1, e);
 }
 
 /* Worst row of what the tower gave against the rows that the recording has beside the tokens. */
@@ -383,6 +426,8 @@ static bool concerns(const struct model *m, enum change change)
         return has_input(m->s->vision, D0_INPUT_CLASS_ROWS);
     case LINES:
         return has_input(m->s->vision, D0_INPUT_LINE_ROWS);
+    case SPANS:
+        return has_input(m->s->graph, D0_INPUT_SPANS);
     case PLACES:
         return has_input(m->s->graph, D0_INPUT_PLACES);
     default:

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Attention through the device: what its rules must refuse, of parts that would take a kernel out of its
- * memory or mean images, and that sizes and attributes arrive at the kernels as a part has them.
+ * memory, and that sizes and attributes arrive at the kernels as a part has them.
  */
 #include <math.h>
 #include <setjmp.h>
@@ -43,6 +43,7 @@ enum {
     VALUES,
     SINKS,
     CHOSEN_BLOCKS, /* grouped: dim NOPE, two kv heads */
+    SPANS,
     OUT_MLA,
     OUT_ATTENTION,
     N_VALUES
@@ -92,6 +93,7 @@ static void both_values(struct d0_value *v)
     v[VALUES] = VALUE(STATE, F32, 0, PAGES, 2, SLOTS, V_DIM);
     v[SINKS] = VALUE(WEIGHT, F16, 0, HEADS);
     v[CHOSEN_BLOCKS] = VALUE(INPUT, I32, D0_INPUT_HIDDEN, T, 2 * 2);
+    v[SPANS] = VALUE(INPUT, I32, D0_INPUT_SPANS, T, 2);
     v[OUT_MLA] = VALUE(OUTPUT, F32, 0, T, OUT);
     v[OUT_ATTENTION] = v[OUT_MLA];
     v[OUT_ATTENTION].offset = ALIGN_UP(MAX_T * OUT * sizeof(float), 64);
@@ -128,7 +130,6 @@ static void both_part(struct both *b)
     add_f(a, D0_ATTR_SOFTCAP, 2);
     add_i(a, D0_ATTR_CHUNK, 6);
     add_i(a, D0_ATTR_BLOCK, 2);
-    add_i(a, D0_ATTR_BIDIRECTIONAL, 1);
     add_i(a, D0_ATTR_WINDOW, 2);
     b->part = (struct d0_part){.size = sizeof b->part,
                                .abi_version = D0_DEVICE_ABI_VERSION,
@@ -138,6 +139,14 @@ static void both_part(struct both *b)
                                .nodes = b->nodes,
                                .scratch_bytes = 2 * ALIGN_UP(MAX_T * OUT * sizeof(float), 64),
                                .max_dims = {MAX_T, 2, 1, 2}};
+}
+
+/* Attention to the whole span of a token, instead of to chosen blocks. */
+static void with_spans(struct both *b)
+{
+    b->nodes[ATTENTION].n_inputs = 9;
+    b->nodes[ATTENTION].inputs[7] = D0_NO_VALUE;
+    b->nodes[ATTENTION].inputs[8] = SPANS;
 }
 
 static struct d0_attr *attr(struct both *b, int node, uint32_t key)
@@ -210,10 +219,12 @@ static void test_rules(void **state)
     REFUSED(ATTENTION, b.values[SINKS].dims[0] = HEADS - 1);
     REFUSED(ATTENTION, b.values[CHOSEN_BLOCKS].dims[1] = 3);
     REFUSED(ATTENTION, b.values[CHOSEN_BLOCKS].dtype = D0_U32);
-    REFUSED(ATTENTION, attr(&b, ATTENTION, D0_ATTR_BIDIRECTIONAL)->v.i = 2);
-    REFUSED(ATTENTION, b.values[Q].role = D0_INPUT_SLOTS + 1); /* may be images */
-    TAKEN(ATTENTION, b.values[Q].role = D0_INPUT_SLOTS + 1;
-          attr(&b, ATTENTION, D0_ATTR_BIDIRECTIONAL)->v.i = 0);
+    TAKEN(ATTENTION, with_spans(&b));
+    REFUSED(ATTENTION, with_spans(&b); b.nodes[ATTENTION].inputs[7] = CHOSEN_BLOCKS);
+    REFUSED(ATTENTION, with_spans(&b); b.values[SPANS].dims[1] = 3);
+    REFUSED(ATTENTION, with_spans(&b); b.values[SPANS].dims[0] = D0_DIM_ROWS);
+    REFUSED(ATTENTION, with_spans(&b); b.values[SPANS].dtype = D0_F32);
+    REFUSED(ATTENTION, with_spans(&b); b.nodes[ATTENTION].n_inputs = 10);
 #undef JUDGE
 #undef TAKEN
 #undef REFUSED

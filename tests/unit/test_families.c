@@ -61,7 +61,7 @@ static const char all_operators[] =
     "        groups = 2 }\n"
     "      y = attention { q = q, k = k, v = k, heads = 4, kv_heads = 2, dim = 16, scale = 0.25, sinks = "
     "'sinks',\n"
-    "        softcap = 30.0, chunk = 128, bidirectional = 'image', index = idx }\n"
+    "        softcap = 30.0, chunk = 128, index = idx }\n"
     "      y = apply_rope { y, pos = pos, dim = 16, inverse = true }\n"
     "      y = glu { y, act { y, fn = 'softcap', limit = 9.0 }, fn = 'situ', p = { beta = 4.0, linear_beta = "
     "25.0 } }\n"

@@ -254,6 +254,33 @@ static void layers_hidden_as_optional(void **state)
     free(text);
 }
 
+#define TOWER(rest)                                                                                          \
+    "vision({ patch = 4 }, function() local x = conv { 'e', shape = { 8, 3, 4, 4 } }\n" rest                 \
+    " end)\n    return logits"
+
+static void towers_drawn_wrongly(void **state)
+{
+    changed_never_passes(*state, "return logits",
+                         "learned_row { x, 'r', shape = { H }, at = 'class' }\n    return logits",
+                         FINDING_C007, "learned_row within the text graph");
+    changed_never_passes(*state, "return logits", "undrawn(function() return 1 end)\n    return logits",
+                         FINDING_C007, "undrawn within the text graph");
+    changed_never_passes(*state, "return logits",
+                         TOWER("return learned_row { x, 'r', shape = { 8 }, at = 'line' }"), FINDING_C007,
+                         "not merged");
+    changed_never_passes(*state, "return logits",
+                         TOWER("return learned_row { x, 'r', shape = { 8 }, at = 'row' }"), FINDING_C007,
+                         "at class or line");
+    /* a row of another width than what it becomes; what is in no graph cannot leave it */
+    changed_never_passes(
+        *state, "return logits",
+        TOWER("return reshape { learned_row { x, 'r', shape = { 9 }, at = 'class' }, dim = 8 }"),
+        FINDING_C007, "features");
+    changed_never_passes(*state, "return logits",
+                         TOWER("return undrawn(function() return reshape { x, dim = 8 } end)"), FINDING_C007,
+                         "merged rows of its graph");
+}
+
 static void the_api_redefined(void **state)
 {
     static const char *const names[] = {"linear", "param", "unsupported", "pairs", "ipairs",
@@ -323,8 +350,9 @@ int main(void)
         cmocka_unit_test(an_honest_copy_passes),  cmocka_unit_test(a_draft_never_passes),
         cmocka_unit_test(tensors_left_out),       cmocka_unit_test(shapes_that_are_wrong),
         cmocka_unit_test(named_but_not_used),     cmocka_unit_test(layers_hidden_as_optional),
-        cmocka_unit_test(the_api_redefined),      cmocka_unit_test(the_trace_forged),
-        cmocka_unit_test(what_cannot_be_reached), cmocka_unit_test(a_waiver_is_a_decision),
+        cmocka_unit_test(towers_drawn_wrongly),   cmocka_unit_test(the_api_redefined),
+        cmocka_unit_test(the_trace_forged),       cmocka_unit_test(what_cannot_be_reached),
+        cmocka_unit_test(a_waiver_is_a_decision),
     };
     return cmocka_run_group_tests_name("hostile_arch", tests, set_up, tear_down);
 }

@@ -65,8 +65,8 @@ static void test_table(void **state)
 {
     (void)state;
     const struct image_grid grids[] = {{2, 2, 4}, {1, 1, 1}};
-    const enum image_taps kinds[] = {IMAGE_TAPS_BILINEAR, IMAGE_TAPS_BICUBIC};
-    for (size_t k = 0; k < 2; k++) {
+    const enum image_taps kinds[] = {IMAGE_TAPS_BILINEAR, IMAGE_TAPS_BICUBIC, IMAGE_TAPS_CENTRES};
+    for (size_t k = 0; k < 3; k++) {
         const struct image_tower tower = {.merge = 1, .table_side = 4, .taps = kinds[k]};
         struct image_rows r;
         struct arena arena;
@@ -74,7 +74,7 @@ static void test_table(void **state)
         arena_init(&arena, NULL, MEM_MISC);
         assert_int_equal(image_tower_rows(&tower, grids, 2, &arena, &r, &e), 0);
         assert_int_equal(r.n_rows, 17);
-        assert_int_equal(r.n_taps, k ? 16 : 4);
+        assert_int_equal(r.n_taps, k == 1 ? 16 : 4);
         for (size_t t = 0; t < r.n_rows; t++) {
             float sum = 0;
             for (size_t j = t * r.n_taps; j < (t + 1) * r.n_taps; j++) {
@@ -89,6 +89,11 @@ static void test_table(void **state)
             assert_memory_equal(r.table_rows, r.table_rows + 4 * 8, 4 * 8 * sizeof(int32_t));
             assert_int_equal(r.spans[2 * 8], 8);
         }
+        if (k == 2) { /* the upper of two lies between the centres of two cells of four, and on one across */
+            static const float shares[] = {0.5f, 0, 0.5f, 0};
+            assert_int_equal(r.table_rows[2], 4);
+            assert_memory_equal(r.table_weights, shares, sizeof shares);
+        }
         arena_release(&arena);
     }
 }
@@ -98,8 +103,8 @@ static void test_exact(void **state)
 {
     (void)state;
     const struct image_tower tower = {.merge = 2, .table_side = 4, .taps = IMAGE_TAPS_EXACT};
-    const struct image_grid grid = {1, 4, 2};
-    static const int32_t want[] = {0, 1, 4, 5, 8, 9, 12, 13};
+    const struct image_grid grid = {1, 4, 4}, smaller = {1, 4, 2};
+    static const int32_t want[] = {0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15};
     struct image_rows r;
     struct arena arena;
     struct err e = {0};
@@ -108,6 +113,7 @@ static void test_exact(void **state)
     assert_int_equal(r.n_taps, 1);
     assert_memory_equal(r.table_rows, want, sizeof want);
     assert_float_equal(r.table_weights[7], 1, 0);
+    assert_int_equal(image_tower_rows(&tower, &smaller, 1, &arena, &r, &e), ERR_INVALID);
     arena_release(&arena);
 }
 

@@ -760,6 +760,66 @@ static void too_large(void **state)
     stop(s);
 }
 
+static int post(const struct server *s, const char *body, size_t n, struct answer *a)
+{
+    char url[128];
+    struct http_response r = {0};
+    struct err e = {0};
+    snprintf(url, sizeof url, "%s/v1/chat/completions", s->base);
+    release(a);
+    struct http_request q = {.url = url, .body = body, .body_bytes = n, .timeout_ns = 60ull * S};
+    if (http_fetch(&q, NULL, NULL, &r, &e))
+        fail_msg("%s", e.message);
+    read_text(a, strbuf_cstr(&r.body), r.body.len);
+    a->status = r.status;
+    http_response_release(&r);
+    return a->status;
+}
+
+/* Bodies that a thread of the pool reads are refused as others are; and where they and their pictures fill
+ * the memory for them, some clients are told to come again, and none is forgotten. */
+static void large_bodies(void **state)
+{
+    (void)state;
+    struct server *s = start((struct serve_options){.picture_bytes = 1500000}, (struct session_options){0});
+    struct http_client *c;
+    struct strbuf b = STRBUF_INIT, text = STRBUF_INIT;
+    struct answer a = {0}, many[20] = {0};
+    struct err e = {0};
+    for (int i = 0; i < 2000000; i++)
+        strbuf_putc(&text, ' ');
+    assert_int_equal(post(s, text.data, 300000, &a), 400);
+    assert_string_equal(a.code, "invalid_json");
+    static const char other[] = "{\"model\":\"x\",\"messages\":[1]}";
+    memcpy(text.data, other, sizeof other - 1);
+    assert_int_equal(post(s, text.data, 300000, &a), 404);
+    assert_int_equal(post(s, text.data, 2000000, &a), 400); /* more than the memory for pictures */
+    static const char good[] =
+        "{\"model\":\"tiny\",\"messages\":[{\"role\":\"user\",\"content\":\"a\"}],\"max_tokens\":1}";
+    memcpy(text.data, good, sizeof good - 1);
+    assert_int_equal(post(s, text.data, 300000, &a), 200);
+    assert_int_equal(http_client_open(&c, &e), 0);
+    picture_part(&b, 500, 400, 7);
+    for (size_t i = 0; i < ARRAY_LEN(many); i++)
+        add(s, c, b.data, "", &many[i]);
+    run_all(c);
+    int n_good = 0, n_busy = 0;
+    for (size_t i = 0; i < ARRAY_LEN(many); i++) {
+        n_good += many[i].status == 200;
+        n_busy += many[i].status == 429;
+        release(&many[i]);
+    }
+    assert_true(n_good > 0 && n_busy > 0);
+    assert_int_equal(n_good + n_busy, ARRAY_LEN(many));
+    assert_true(metric(s, "day0_requests_total{outcome=\"queue_full\"}") == n_busy);
+    all_is_free(s);
+    release(&a);
+    strbuf_release(&b);
+    strbuf_release(&text);
+    http_client_close(c);
+    stop(s);
+}
+
 static void without_a_tower(void **state)
 {
     (void)state;
@@ -812,6 +872,7 @@ int main(void)
         cmocka_unit_test(leaving_early),
         cmocka_unit_test(refusals),
         cmocka_unit_test(too_large),
+        cmocka_unit_test(large_bodies),
         cmocka_unit_test(without_a_tower),
         cmocka_unit_test(stop_in_between),
     };

@@ -13,6 +13,8 @@ static unsigned place_of_angle(const struct kern_args *a, size_t j)
 {
     const int64_t t = a->attr[D0_ATTR_SECTION_T].i, h = a->attr[D0_ATTR_SECTION_H].i,
                   w = a->attr[D0_ATTR_SECTION_W].i, at = (int64_t)j;
+    if (a->attr[D0_ATTR_INTERLEAVE].i == 2)
+        return at % 2 ? 1 : 2;
     if (a->attr[D0_ATTR_INTERLEAVE].i)
         return at % 3 == 1 && at < 3 * h ? 1 : at % 3 == 2 && at < 3 * w ? 2 : 0;
     if (t + h + w == 0 || at < t)
@@ -137,12 +139,12 @@ static struct ref_online start_of(const struct kern_args *a, size_t head)
     return o;
 }
 
-/* `bidirectional` changes nothing here: no input says which tokens are of one image, so there is no image. */
 void ref_attention(const struct kern_args *a, size_t first, size_t last, unsigned thread)
 {
     const float *q = a->in[0]; /* [T, heads * dim] */
-    const int32_t *positions = a->in[3], *seq_of = a->in[4], *page_table = a->in[5], *chosen = a->in[7];
-    float *out = a->out[0]; /* [T, heads * v_dim] */
+    const int32_t *positions = a->in[3], *seq_of = a->in[4], *page_table = a->in[5], *chosen = a->in[7],
+                  *spans = a->in[8]; /* [T, 2] or NULL */
+    float *out = a->out[0];          /* [T, heads * v_dim] */
     size_t heads = (size_t)a->heads, kv_heads = (size_t)a->kv_heads, dim = (size_t)a->dim,
            v_dim = a->v_dim ? (size_t)a->v_dim : dim, topk = (size_t)a->in_dims[7][1] / kv_heads;
     double *acc = (double *)((unsigned char *)a->scratch + (size_t)thread * a->scratch_bytes); /* [v_dim] */
@@ -151,7 +153,8 @@ void ref_attention(const struct kern_args *a, size_t first, size_t last, unsigne
         struct ref_keys keys = ref_keys_all(positions[t], a->window, a->attr[D0_ATTR_CHUNK].i);
         struct ref_run runs[REF_MAX_RUNS];
         struct ref_online o = start_of(a, h);
-        bool live = ref_page(a, page_table, seq_of[t], positions[t]) >= 0;
+        bool live = ref_page(a, page_table, seq_of[t], positions[t]) >= 0 &&
+                    ref_keys_span(&keys, spans ? spans + 2 * t : NULL);
         if (chosen)
             ref_keys_choose(&keys, chosen + (t * kv_heads + kv) * topk, topk, a->attr[D0_ATTR_BLOCK].i,
                             (int32_t *)(acc + v_dim));

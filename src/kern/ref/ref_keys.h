@@ -18,7 +18,7 @@ struct ref_run {
 #define REF_MAX_RUNS (KERN_MAX_PAGE_TOKENS / 2 + 1)
 
 struct ref_keys {
-    int64_t at, last;      /* next position to look at; the own one */
+    int64_t at, last;      /* next position to look at; the last one: the own, or the end of its span */
     const int32_t *chosen; /* block numbers, ascending, none negative; NULL: all keys */
     size_t n_chosen, next;
     int64_t block; /* keys of one chosen block */
@@ -30,6 +30,17 @@ static inline struct ref_keys ref_keys_all(int64_t last, int64_t window, int64_t
     int64_t by_window = window > 0 && last >= window ? last - window + 1 : 0,
             by_chunk = chunk > 0 ? last / chunk * chunk : 0;
     return (struct ref_keys){.at = by_window > by_chunk ? by_window : by_chunk, .last = last};
+}
+
+/* The same with span {first, behind the last} position: on to its end. false: `last` is not in the span, and
+ * nothing is to be seen. NULL: no span. */
+static inline bool ref_keys_span(struct ref_keys *k, const int32_t *span)
+{
+    const int64_t own = k->last;
+    if (!span)
+        return true;
+    k->last = span[1] - INT64_C(1);
+    return span[0] >= 0 && span[0] <= own && own <= k->last;
 }
 
 /* Of them only those in the blocks list[0..n), in any order, each as often as it may be, < 0 none. `room` for

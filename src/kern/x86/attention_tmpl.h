@@ -2,7 +2,7 @@
  *
  * ATTENTION, compiled once per instruction set. One (token, head) pair at a time: KV blocks of one page in
  * order from the block that holds the first visible position, online softmax, only live keys read. The order
- * depends on (position, window, chunk) alone, and on the chosen blocks where there are such.
+ * depends on (position, window, chunk) alone, and on the chosen blocks or the span where there are such.
  */
 
 /* q . key for one key; n values from element `at`: lanes, tail, horizontal tree */
@@ -168,8 +168,9 @@ INLINE void NAME(attention_of_type)(const struct kern_args *a, const uint32_t dt
                                     size_t last, unsigned thread)
 {
     const float *q = a->in[0]; /* [T, heads * dim] */
-    const int32_t *positions = a->in[3], *seq_of = a->in[4], *page_table = a->in[5], *chosen = a->in[7];
-    float *out = a->out[0]; /* [T, heads * v_dim] */
+    const int32_t *positions = a->in[3], *seq_of = a->in[4], *page_table = a->in[5], *chosen = a->in[7],
+                  *spans = a->in[8]; /* [T, 2] or NULL */
+    float *out = a->out[0];          /* [T, heads * v_dim] */
     size_t heads = (size_t)a->heads, kv_heads = (size_t)a->kv_heads, dim = (size_t)a->dim,
            v_dim = a->v_dim ? (size_t)a->v_dim : dim, padded = (v_dim + 15) / 16 * 16,
            topk = (size_t)a->in_dims[7][1] / kv_heads;
@@ -182,7 +183,8 @@ INLINE void NAME(attention_of_type)(const struct kern_args *a, const uint32_t dt
         if (a->in[6]) /* a sink comes before all keys and has no value */
             o.top = ref_load(a->in[6], a->in_dtype[6], h);
         o.sum = o.top == -INFINITY ? 0.0f : 1.0f;
-        bool live = ref_page(a, page_table, seq_of[t], positions[t]) >= 0;
+        bool live = ref_page(a, page_table, seq_of[t], positions[t]) >= 0 &&
+                    ref_keys_span(&keys, spans ? spans + 2 * t : NULL);
         if (chosen)
             ref_keys_choose(&keys, chosen + (t * kv_heads + kv) * topk, topk, a->attr[D0_ATTR_BLOCK].i,
                             (int32_t *)(acc + padded));
