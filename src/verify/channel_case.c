@@ -293,24 +293,31 @@ static void drop_token(struct channel_case *c, size_t at)
     l->n = c->n;
 }
 
-/* The last token of each picture goes: its row is not taken up. */
+/* Does this token take the last row of a picture? */
+static bool takes_last_row(const struct channel_case *c, size_t at)
+{
+    int64_t behind = 0; /* rows of the pictures so far */
+    for (uint32_t i = 0; i < c->pictures.n; i++) {
+        behind += c->pictures.list[i].n_rows;
+        if (c->layout.feature_of[at] == behind - 1)
+            return true;
+    }
+    return false;
+}
+
+/* The token of each picture's last row goes: the row is not taken up. */
 static int fewer(const struct making *k)
 {
     struct channel_case *c = k->out;
-    const struct prompt_layout *l = &c->layout;
-    if (c->pictures.n == 0 || l->spans)
+    if (c->pictures.n == 0 || c->layout.spans)
         return nothing(k, CHANNEL_FEWER);
-    for (size_t at = c->n; at-- > 0;) {
-        if (l->feature_of[at] < 0)
-            continue;
-        drop_token(c, at);
-        while (at > 0 && l->feature_of[at - 1] >= 0) /* to the beginning of its run */
-            at--;
-    }
+    for (size_t at = c->n; at-- > 0;)
+        if (takes_last_row(c, at))
+            drop_token(c, at);
     return ERR_OK;
 }
 
-/* The last token of each picture stands twice: the second takes no row. */
+/* The token of each picture's last row stands twice: the second takes no row. */
 static int more(const struct making *k)
 {
     struct channel_case *c = k->out;
@@ -323,17 +330,12 @@ static int more(const struct making *k)
     if (!ids || !of || !places)
         return err_set(k->e, ERR_NOMEM, "out of memory for ids");
     size_t to = 0;
-    for (size_t at = 0; at < c->n && to < n; at++) {
-        ids[to] = c->ids[at];
-        of[to] = l->feature_of[at];
-        memcpy(places + 3 * to++, l->places + 3 * at, 3 * sizeof *places);
-        const bool last = l->feature_of[at] >= 0 && (at + 1 == c->n || l->feature_of[at + 1] < 0);
-        if (last && to < n) {
+    for (size_t at = 0; at < c->n; at++)
+        for (int twice = takes_last_row(c, at); twice >= 0 && to < n; twice--) {
             ids[to] = c->ids[at];
-            of[to] = -1;
+            of[to] = to && at && of[to - 1] >= 0 && of[to - 1] == l->feature_of[at] ? -1 : l->feature_of[at];
             memcpy(places + 3 * to++, l->places + 3 * at, 3 * sizeof *places);
         }
-    }
     c->ids = ids;
     l->feature_of = of;
     l->places = places;
