@@ -173,6 +173,8 @@ static enum image_taps taps_of(enum spec_interpolation table)
         return IMAGE_TAPS_NONE;
     case SPEC_BILINEAR:
         return IMAGE_TAPS_BILINEAR;
+    case SPEC_CENTRES:
+        return IMAGE_TAPS_CENTRES;
     case SPEC_BICUBIC:
         return IMAGE_TAPS_BICUBIC;
     case SPEC_EXACT:

@@ -129,23 +129,6 @@ static int read_grids(struct model *m, const struct json *list, struct err *e)
     return m->n_grids ? ERR_OK : err_set(e, ERR_FORMAT, "no grids of pictures");
 }
 
-static struct image_tower tower_of(const struct spec *s)
-{
-    return (struct image_tower){.merge = s->tower.merge,
-                                .window = s->tower.window,
-                                .raster = s->tower.raster,
-                                .table_side = s->tower.table_side,
-                                .class_row = s->tower.class_row,
-                                .drop_first = s->tower.drop_first,
-                                .lines = s->tower.lines,
-                                .taps = s->tower.table == SPEC_BICUBIC    ? IMAGE_TAPS_BICUBIC
-                                        : s->tower.table == SPEC_BILINEAR ? IMAGE_TAPS_BILINEAR
-                                        : s->tower.table == SPEC_CENTRES  ? IMAGE_TAPS_CENTRES
-                                        : s->tower.table == SPEC_EXACT    ? IMAGE_TAPS_EXACT
-                                        : s->tower.table == SPEC_BUCKETS  ? IMAGE_TAPS_BUCKETS
-                                                                          : IMAGE_TAPS_NONE};
-}
-
 static bool has_input(const struct graph *g, uint32_t role)
 {
     for (uint32_t i = 0; i < g->n_values; i++)
@@ -194,7 +177,7 @@ static void put_spans(struct model *m, int32_t token)
 static int make_inputs(struct model *m, struct err *e)
 {
     const struct spec_tower *w = &m->s->tower;
-    const struct image_tower tower = tower_of(m->s);
+    const struct image_tower tower = prompt_tower(w);
     const struct json *pictures = json_get(m->t.root, "pictures");
     uint64_t placeholders = 0;
     m->hidden = (size_t)m->s->hidden;
