@@ -352,7 +352,8 @@ static int run_cases(struct image_channel *x, const struct conversation list[CAS
     }
     json_end_array(c->w);
     int rc = served_judge(c, list, seen, CASES, true, base, &x->served, e);
-    for (size_t i = 0; rc == ERR_OK && !job_errors(c->j, ROW_IMAGE) && i < CASES; i++) {
+    const bool text_is_noise = job_finding(c->j, FINDING_T005) != NULL;
+    for (size_t i = 0; rc == ERR_OK && !text_is_noise && !job_errors(c->j, ROW_IMAGE) && i < CASES; i++) {
         struct verify_text_result r;
         if (!reasonable(&seen[i], &r)) /* and nothing explains it */
             finding_add(c->j->f, FINDING_I011, list[i].name, "%s: \"%.120s\"", r.why,
