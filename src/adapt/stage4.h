@@ -91,6 +91,20 @@ struct served {
 void served_ask(struct channels *c, const struct conversation *v, bool ask_logprobs, struct arena *arena,
                 struct served *out);
 
+/* One conversation as a fact, in the array that is open; state: in words of the report. */
+void conversation_write(struct channels *c, const struct conversation *v, const struct served *s,
+                        const char *state);
+
+/* ---- what others state */
+
+struct known_answers {
+    size_t known, right, counted, counted_right;
+    double at_least; /* share of the known that must be right */
+    char first_unanswered[300];
+};
+/* The questions of --questions, as fact "questions"; nothing without one. I005, I010. */
+int questions_run(struct channels *c, struct known_answers *out, struct err *e);
+
 /* ---- what the service did, against what the directory gives */
 
 struct judged {

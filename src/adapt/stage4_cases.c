@@ -161,6 +161,32 @@ void served_ask(struct channels *c, const struct conversation *v, bool ask_logpr
     answer_release(&a);
 }
 
+void conversation_write(struct channels *c, const struct conversation *v, const struct served *s,
+                        const char *state)
+{
+    struct json_writer *w = c->w;
+    json_begin_object(w);
+    json_put_string(w, "name", v->name);
+    json_put_string(w, "state", state);
+    json_key(w, "pictures");
+    json_begin_array(w);
+    for (unsigned i = 0; i < v->n_urls; i++)
+        json_write_string(w, strlen(v->urls[i]) < 65536 ? v->urls[i] : "");
+    json_end_array(w);
+    json_put_string(w, "question", v->text);
+    json_put_string(w, "expected", v->expected);
+    json_put_string(w, "answer", s->answered ? s->text : NULL);
+    json_put_string(w, "why", s->answered ? "" : s->why);
+    if (s->has_usage) {
+        json_put_u64(w, "prompt_tokens", s->prompt_tokens);
+        json_put_u64(w, "output_tokens", s->output_tokens);
+    }
+    if (v->prompt_tokens >= 0)
+        json_put_i64(w, "stated_prompt_tokens", v->prompt_tokens);
+    json_put_f64(w, "total_ms", s->total_ms);
+    json_end_object(w);
+}
+
 /* ---- times */
 
 static const struct {

@@ -10,12 +10,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "base/file.h"
-
-#define AT_LEAST            0.75 /* of known answers, where their file does not say */
-#define MAX_QUESTIONS       64
-#define QUESTIONS_MAX_BYTES (4u << 20)
-
 bool model_takes_pictures(const struct ckpt *c)
 {
     static const char *const keys[] = {"vision_config",  "vision_tower",      "vision_tower_config",
@@ -38,8 +32,7 @@ struct image_channel {
     size_t self_n, self_passed;
     size_t cases, answered;
     struct judged served;
-    size_t known, right, counted, counted_right;
-    double at_least;
+    struct known_answers known;
     const char *first_refused; /* why a conversation was not sent */
     char first_unanswered[300];
 };
@@ -225,32 +218,6 @@ static int check_two(struct image_channel *x, const struct conversation *two, st
 
 /* ---- through the service */
 
-static void write_conversation(struct channels *c, const struct conversation *v, const struct served *s,
-                               const char *state)
-{
-    struct json_writer *w = c->w;
-    json_begin_object(w);
-    json_put_string(w, "name", v->name);
-    json_put_string(w, "state", state);
-    json_key(w, "pictures");
-    json_begin_array(w);
-    for (unsigned i = 0; i < v->n_urls; i++)
-        json_write_string(w, strlen(v->urls[i]) < 65536 ? v->urls[i] : "");
-    json_end_array(w);
-    json_put_string(w, "question", v->text);
-    json_put_string(w, "expected", v->expected);
-    json_put_string(w, "answer", s->answered ? s->text : NULL);
-    json_put_string(w, "why", s->answered ? "" : s->why);
-    if (s->has_usage) {
-        json_put_u64(w, "prompt_tokens", s->prompt_tokens);
-        json_put_u64(w, "output_tokens", s->output_tokens);
-    }
-    if (v->prompt_tokens >= 0)
-        json_put_i64(w, "stated_prompt_tokens", v->prompt_tokens);
-    json_put_f64(w, "total_ms", s->total_ms);
-    json_end_object(w);
-}
-
 static void note_unanswered(struct image_channel *x, const struct conversation *v, const struct served *s)
 {
     if (!x->first_unanswered[0])
@@ -336,7 +303,7 @@ static int run_cases(struct image_channel *x, const struct conversation list[CAS
         if (why) {
             x->first_refused = x->first_refused ? x->first_refused : why;
             snprintf(seen[i].why, sizeof(seen[i].why), "%s", why);
-            write_conversation(c, &list[i], &seen[i], "not asked");
+            conversation_write(c, &list[i], &seen[i], "not asked");
             continue;
         }
         ask_case(c, &list[i], &seen[i]);
@@ -348,7 +315,7 @@ static int run_cases(struct image_channel *x, const struct conversation list[CAS
         const char *state = !seen[i].answered          ? "not answered"
                             : reasonable(&seen[i], &r) ? "answered"
                                                        : "unreasonable";
-        write_conversation(c, &list[i], &seen[i], state);
+        conversation_write(c, &list[i], &seen[i], state);
     }
     json_end_array(c->w);
     int rc = served_judge(c, list, seen, CASES, true, base, &x->served, e);
@@ -362,140 +329,24 @@ static int run_cases(struct image_channel *x, const struct conversation list[CAS
     return rc;
 }
 
-/* ---- known answers */
-
-static int add_picture(struct conversation *v, const char *file, const char *questions, const char **part,
-                       struct arena *arena, struct err *e)
+#define TIMED 8
+/* Requests with pictures that no cache knows, one at a time, for the times of segments alone. */
+static int time_segments(struct image_channel *x, struct err *e)
 {
-    static const char *const types[] = {[IMAGE_JPEG] = "image/jpeg",
-                                        [IMAGE_PNG] = "image/png",
-                                        [IMAGE_WEBP] = "image/webp",
-                                        [IMAGE_GIF] = "image/gif"};
-    const char *slash = strrchr(questions, '/');
-    const char *dir = slash ? arena_strndup(arena, questions, (size_t)(slash - questions) + 1) : "";
-    struct image_info info;
-    char *bytes = NULL;
-    size_t n = 0;
-    (void)v;
-    char *path = dir ? arena_printf(arena, "%s%s", dir, file) : NULL;
-    int rc = path ? file_read(path, QUESTIONS_MAX_BYTES, arena, &bytes, &n, e)
-                  : err_set(e, ERR_NOMEM, "out of memory for a path");
-    if (rc == 0)
-        rc = image_probe(bytes, n, NULL, &info, e);
-    if (rc == 0 && (*part = data_url(arena, types[info.format], bytes, n)) == NULL)
-        rc = err_set(e, ERR_NOMEM, "out of memory for a picture");
-    return rc;
-}
-
-static int read_question(const struct json *q, const char *questions, struct conversation *v,
-                         struct arena *arena, struct err *e)
-{
-    const char *parts[8] = {0};
-    const struct json *many = json_get(q, "pictures");
-    const char *one = json_string(json_get(q, "picture")), *text = json_string(json_get(q, "question"));
-    size_t n = 0;
-    int rc = ERR_OK;
-    if (!text)
-        return err_set(e, ERR_FORMAT, "a question has no \"question\"");
-    if (one)
-        rc = add_picture(v, one, questions, &parts[n++], arena, e);
-    for (size_t i = 0; rc == 0 && many && many->type == JSON_ARRAY && i < many->n && n < 4; i++) {
-        const char *file = json_string(json_at(many, i));
-        rc = file ? add_picture(v, file, questions, &parts[n++], arena, e)
-                  : err_set(e, ERR_FORMAT, "\"pictures\" holds what is no text");
-    }
-    parts[n] = text;
-    *v = (struct conversation){.name = "known answer",
-                               .expected = json_string(json_get(q, "answer")),
-                               .prompt_tokens = -1,
-                               .max_tokens = 32};
-    (void)json_i64(json_get(q, "prompt_tokens"), &v->prompt_tokens);
-    return rc ? rc : conversation_make(v, json_string(json_get(q, "system")), parts, arena, e);
-}
-
-/* Lower case, without blanks around and a full stop behind. */
-static void plain_answer(const char *s, char *out, size_t bytes)
-{
-    size_t n = 0;
-    while (*s == ' ' || *s == '\n')
-        s++;
-    for (; *s && n + 1 < bytes; s++)
-        out[n++] = *s >= 'A' && *s <= 'Z' ? (char)(*s + 32) : *s;
-    while (n && (out[n - 1] == ' ' || out[n - 1] == '.' || out[n - 1] == '\n'))
-        n--;
-    out[n] = '\0';
-}
-
-static bool right_answer(const char *got, const char *expected)
-{
-    char a[200], b[200];
-    plain_answer(got, a, sizeof(a));
-    plain_answer(expected, b, sizeof(b));
-    return strcmp(a, b) == 0;
-}
-
-static void ask_question(struct image_channel *x, const struct conversation *v, char *wrong_count,
-                         size_t bytes)
-{
-    struct served s;
-    served_ask(x->c, v, false, x->c->j->arena, &s);
-    const bool right = s.answered && v->expected && right_answer(s.text, v->expected);
-    if (!s.answered)
-        note_unanswered(x, v, &s);
-    if (v->expected) {
-        x->known++;
-        x->right += right;
-    }
-    if (v->prompt_tokens >= 0 && s.has_usage) {
-        const bool equal = s.prompt_tokens == (uint64_t)v->prompt_tokens;
-        if (!equal && x->counted == x->counted_right)
-            snprintf(wrong_count, bytes, "\"%.80s\" with %u pictures: %llu prompt tokens, stated are %lld",
-                     v->text, v->n_urls, (unsigned long long)s.prompt_tokens, (long long)v->prompt_tokens);
-        x->counted++;
-        x->counted_right += equal;
-    }
-    write_conversation(x->c, v, &s,
-                       !s.answered    ? "not answered"
-                       : !v->expected ? "answered"
-                       : right        ? "right"
-                                      : "wrong");
-}
-
-static int run_questions(struct image_channel *x, struct err *e)
-{
-    struct job *j = x->c->j;
-    const char *path = j->o->questions;
-    const struct json *root = NULL;
-    char *text = NULL, wrong_count[240] = "";
-    size_t n = 0;
-    if (!path)
+    struct channels *c = x->c;
+    if (!c->day0 || x->answered == 0)
         return ERR_OK;
-    job_progress(j, STAGE_CHANNELS, "questions whose answers are known");
-    int rc = file_read(path, QUESTIONS_MAX_BYTES, j->arena, &text, &n, e);
-    if (rc == 0)
-        rc = json_parse(text, n, NULL, j->arena, &root, e);
-    if (rc)
-        return rc;
-    const struct json *list = json_get(root, "questions");
-    x->at_least = AT_LEAST;
-    (void)json_f64(json_get(root, "at_least"), &x->at_least);
-    json_key(x->c->w, "questions");
-    json_begin_array(x->c->w);
-    for (size_t i = 0; rc == 0 && list && list->type == JSON_ARRAY && i < list->n && i < MAX_QUESTIONS; i++) {
-        struct conversation v;
-        rc = read_question(json_at(list, i), path, &v, j->arena, e);
-        if (rc == 0)
-            ask_question(x, &v, wrong_count, sizeof(wrong_count));
+    for (unsigned i = 0; i < TIMED; i++) {
+        struct conversation v = {.name = "timed", .prompt_tokens = -1, .max_tokens = 8};
+        struct served s;
+        const char *const parts[] = {made_picture(c->j->arena, 2 + i), "What do you see?", NULL};
+        if (!parts[0])
+            return err_set(e, ERR_NOMEM, "out of memory for pictures");
+        int rc = conversation_make(&v, NULL, parts, c->j->arena, e);
+        if (rc)
+            return rc;
+        served_ask(c, &v, false, c->j->arena, &s);
     }
-    json_end_array(x->c->w);
-    if (rc)
-        return rc;
-    if (x->counted_right < x->counted)
-        finding_add(j->f, FINDING_I005, "stated prompt tokens", "%zu of %zu differ; %s",
-                    x->counted - x->counted_right, x->counted, wrong_count);
-    if (x->known && (double)x->right < x->at_least * (double)x->known)
-        finding_add(j->f, FINDING_I010, "known answers", "%zu of %zu right, at least %.0f %% are asked for",
-                    x->right, x->known, 100 * x->at_least);
     return ERR_OK;
 }
 
@@ -509,8 +360,9 @@ static void image_row(struct image_channel *x)
     if (x->served.ran)
         n += snprintf(what + n, sizeof(what) - (size_t)n, "; %zu of %zu conversations answered; %.200s",
                       x->answered, x->cases, x->served.words);
-    if (x->known)
-        snprintf(what + n, sizeof(what) - (size_t)n, "; %zu of %zu known answers", x->right, x->known);
+    if (x->known.known)
+        snprintf(what + n, sizeof(what) - (size_t)n, "; %zu of %zu known answers", x->known.right,
+                 x->known.known);
     if (job_errors(j, ROW_IMAGE))
         job_row(j, ROW_IMAGE, ROW_FAILED, "see the findings; %s", what);
     else if (x->not_checked)
@@ -523,7 +375,7 @@ static void image_row(struct image_channel *x)
                 x->cases - x->answered, x->cases, x->first_unanswered);
     else if (x->referenced && x->reference_equal)
         job_row(j, ROW_IMAGE, ROW_PASSED, "%zu steps equal the reference's; %s", x->steps_equal, what);
-    else if (x->known && x->known == x->right)
+    else if (x->known.known && x->known.known == x->known.right)
         job_row(j, ROW_IMAGE, ROW_PASSED, "%s", what);
     else
         job_row(j, ROW_IMAGE, ROW_SELF_CONSISTENT,
@@ -544,7 +396,9 @@ static int run_parts(struct image_channel *x, uint32_t base, struct err *e)
     if (!rc && x->c->j->service_ready)
         rc = run_cases(x, list, base, e);
     if (!rc && x->c->j->service_ready)
-        rc = run_questions(x, e);
+        rc = time_segments(x, e);
+    if (!rc && x->c->j->service_ready)
+        rc = questions_run(x->c, &x->known, e);
     return rc;
 }
 
@@ -582,6 +436,9 @@ int image_channel_run(struct channels *c, uint32_t base, struct err *e)
         finding_add(j->f, FINDING_S003, "conversations with pictures",
                     "%zu of %zu got no answer; the first is %s", x.cases - x.answered, x.cases,
                     x.first_unanswered);
+    if (x.known.first_unanswered[0])
+        finding_add(j->f, FINDING_S003, "known answers", "a question got no answer: %s",
+                    x.known.first_unanswered);
     image_row(&x);
     return ERR_OK;
 }
