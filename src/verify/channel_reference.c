@@ -229,12 +229,30 @@ static int name_pixels(struct holding *h, double distance, struct err *e)
     return ERR_OK;
 }
 
+/* Patches across and down, of pictures that are cut into patches. */
+static bool hold_grids(struct holding *h)
+{
+    char text[200];
+    for (uint32_t i = 0; i < h->c.pictures.n && i < h->r->n_grids; i++) {
+        const struct image_plan *p = &h->c.pictures.list[i].plan;
+        const int32_t *g = h->r->grids + 3 * (size_t)i;
+        if (p->grid_h == 0 ||
+            ((int64_t)p->grid_t == g[0] && (int64_t)p->grid_h == g[1] && (int64_t)p->grid_w == g[2]))
+            continue;
+        snprintf(text, sizeof text, "picture %u has %u x %u x %u patches, in the reference %d x %d x %d", i,
+                 p->grid_t, p->grid_h, p->grid_w, g[0], g[1], g[2]);
+        differs(h, CHANNEL_AT_PIXELS, FINDING_I005, NAN, NAN, text);
+        return false;
+    }
+    return true;
+}
+
 static int hold_pixels(struct holding *h, const struct json *messages, struct err *e)
 {
     char text[240];
     double d;
     uint64_t ours = 0;
-    if (!h->r->pixels || h->c.pictures.n == 0)
+    if (h->c.pictures.n == 0 || !hold_grids(h) || !h->r->pixels)
         return ERR_OK;
     for (uint32_t i = 0; i < h->c.pictures.n; i++)
         ours += h->c.pictures.list[i].plan.n_rows * h->c.pictures.list[i].plan.row_floats;
