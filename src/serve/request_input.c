@@ -145,7 +145,7 @@ static int check_sizes(const struct serve *s, const struct picture_set *set, str
     uint64_t rows = 0;
     for (uint32_t i = 0; i < set->pictures.n; i++) {
         const struct prompt_picture *q = &set->pictures.list[i];
-        uint64_t patches = picture_patches(q);
+        const uint64_t patches = q->n_patches;
         rows += q->n_rows;
         if (patches <= l->max_patches && q->n_rows <= l->max_picture_rows && rows <= l->n_feature_rows)
             continue;

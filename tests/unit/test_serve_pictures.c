@@ -820,6 +820,56 @@ static void large_bodies(void **state)
     stop(s);
 }
 
+/* The tower fails on some pictures (tests/plugins/tower_device.c): these requests end with an error, behind
+ * pictures that went well too; the others get what they get alone, and nothing is kept. */
+static void tower_that_fails(void **state)
+{
+    (void)state;
+    struct server *s =
+        start((struct serve_options){.prefix_cache = true},
+              (struct session_options){.device = TEST_BUILD_ROOT "/tests/plugins/libtower_device.so"});
+    static const char stream[] = ",\"stream\":true";
+    struct http_client *c;
+    struct strbuf good = STRBUF_INIT, bad = STRBUF_INIT;
+    struct answer alone = {0}, many[24] = {0};
+    struct err e = {0};
+    content(&good, SEEDS(1, 2), LETTERS);
+    if (ask(s, good.data, "", &alone) != 200)
+        fail_msg("%s", alone.message);
+    picture_part(&bad, 16, 24, 3);
+    strbuf_puts(&bad, ",");
+    picture_part(&bad, 64, 64, 4); /* 256 patches */
+    strbuf_printf(&bad, ",%s", text_part("hello"));
+    assert_int_equal(ask(s, bad.data, "", &many[0]), 500);
+    assert_string_equal(many[0].code, "step_failed");
+    assert_non_null(strstr(many[0].message, "256 rows are too many"));
+    all_is_free(s);
+    assert_int_equal(http_client_open(&c, &e), 0);
+    for (size_t i = 0; i < ARRAY_LEN(many); i++) {
+        release(&many[i]);
+        add(s, c, i % 3 == 1 ? bad.data : good.data, stream, &many[i]);
+    }
+    run_all(c);
+    for (size_t i = 0; i < ARRAY_LEN(many); i++) {
+        if (i % 3 == 1) {
+            assert_string_equal(many[i].code, "step_failed");
+            assert_int_equal(many[i].text.len, 0);
+        } else {
+            assert_true(many[i].done);
+            assert_string_equal(many[i].logprobs.data, alone.logprobs.data);
+        }
+        release(&many[i]);
+    }
+    assert_true(metric(s, "day0_vision_failed_total") == 9);
+    assert_true(metric(s, "day0_ready") == 1); /* a picture is not the engine */
+    all_is_free(s);
+    release(&alone);
+    strbuf_release(&good);
+    strbuf_release(&bad);
+    http_client_close(c);
+    stop(s);
+}
+
 static void without_a_tower(void **state)
 {
     (void)state;
@@ -873,6 +923,7 @@ int main(void)
         cmocka_unit_test(refusals),
         cmocka_unit_test(too_large),
         cmocka_unit_test(large_bodies),
+        cmocka_unit_test(tower_that_fails),
         cmocka_unit_test(without_a_tower),
         cmocka_unit_test(stop_in_between),
     };
