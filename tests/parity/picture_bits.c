@@ -667,8 +667,9 @@ static int takes_pictures(struct model *m, struct err *e)
         rc = err_set(e, ERR_MISMATCH, "it opens without its tower");
     if (rc == 0) { /* what was predicted holds what was made */
         engine_memory(s.engine, &kv, &scratch);
-        if (s.memory.pictures < engine_feature_bytes(s.engine) + s.tower_weights->bytes ||
-            s.memory.pictures + s.memory.scratch < engine_feature_bytes(s.engine) + scratch)
+        const uint64_t held = engine_feature_bytes(s.engine) + s.picture_bytes;
+        if (s.picture_bytes != 1u << 26 || s.memory.pictures < held + s.tower_weights->bytes ||
+            s.memory.pictures + s.memory.scratch < held + scratch)
             rc = err_set(e, ERR_MISMATCH, "pictures take more than was planned");
     }
     if (rc == 0)
@@ -691,7 +692,8 @@ static int does_without(struct model *m, struct err *e)
     struct session s;
     struct err mine = {0};
     int rc = open_session(m, &s, SESSION_IMAGES_OFF, 0, (uint64_t)1 << 30, e);
-    if (rc == 0 && (engine_limits(s.engine)->n_feature_rows || s.tower_weights || s.memory.pictures))
+    if (rc == 0 &&
+        (engine_limits(s.engine)->n_feature_rows || s.tower_weights || s.memory.pictures || s.picture_bytes))
         rc = err_set(e, ERR_MISMATCH, "a tower, though off");
     const uint64_t text = s.memory.total;
     session_close(&s);
