@@ -73,7 +73,7 @@ static bool becomes(const struct server *s, const char *name, double want)
     return false;
 }
 
-static struct server *start(struct serve_options o, struct session_options so)
+static struct server *start_kind(enum picture_kind kind, struct serve_options o, struct session_options so)
 {
     struct server *s = calloc(1, sizeof *s);
     struct findings f;
@@ -82,7 +82,7 @@ static struct server *start(struct serve_options o, struct session_options so)
     s->d0.log.fd = -1;
     strcpy(s->dir, "/tmp/day0-pictures-XXXXXX");
     assert_non_null(mkdtemp(s->dir));
-    picture_model_write(s->dir);
+    picture_model_write(s->dir, kind);
     findings_init(&f, &s->d0.mem);
     so.model_dir = s->dir;
     so.n_threads = 2;
@@ -102,6 +102,11 @@ static struct server *start(struct serve_options o, struct session_options so)
     s->pages = metric(s, "day0_kv_pages_free");
     s->rows = metric(s, "day0_feature_rows_free");
     return s;
+}
+
+static struct server *start(struct serve_options o, struct session_options so)
+{
+    return start_kind(PICTURE_QWEN, o, so);
 }
 
 static void stop(struct server *s)
@@ -760,6 +765,58 @@ static void too_large(void **state)
     stop(s);
 }
 
+/* A class row is a patch of the tower: a server that takes one fewer refuses the picture early. */
+static void class_rows_count(void **state)
+{
+    (void)state;
+    struct strbuf b = STRBUF_INIT;
+    content(&b, SEEDS(1, 2), "hello");
+    for (uint32_t most = 16; most <= 17; most++) {
+        struct server *s = start_kind(PICTURE_LLAVA, (struct serve_options){0},
+                                      (struct session_options){.max_patches = most});
+        struct answer a = {0};
+        assert_int_equal(ask(s, b.data, "", &a), most == 17 ? 200 : 400);
+        assert_string_equal(a.code, most == 17 ? "" : "image_too_large");
+        assert_true(most == 17 || strstr(a.message, "17 patches"));
+        assert_true(metric(s, "day0_image_decode_seconds_count") == (most == 17 ? 2 : 0));
+        all_is_free(s);
+        release(&a);
+        stop(s);
+    }
+    strbuf_release(&b);
+}
+
+/* Tokens that see each other go through one step whole: a server of smaller steps refuses the picture early,
+ * and one of steps that just hold it gives what any other gives. */
+static void spans_fit_a_step(void **state)
+{
+    (void)state;
+    static const uint32_t chunks[] = {0, 16, 15};
+    struct strbuf b = STRBUF_INIT;
+    struct answer a[ARRAY_LEN(chunks)] = {{0}};
+    strbuf_printf(&b, "%s,", text_part("he and"));
+    picture_part(&b, 16, 24, 1);
+    strbuf_puts(&b, ",");
+    picture_part(&b, 40, 24, 2);
+    for (size_t i = 0; i < ARRAY_LEN(chunks); i++) {
+        struct server *s = start_kind(PICTURE_GEMMA, (struct serve_options){.prefill_chunk = chunks[i]},
+                                      (struct session_options){0});
+        if (ask(s, b.data, "", &a[i]) != (i < 2 ? 200 : 400))
+            fail_msg("chunk %u: %d %s", chunks[i], a[i].status, a[i].message);
+        assert_true(metric(s, "day0_image_decode_seconds_count") == (i < 2 ? 2 : 0));
+        all_is_free(s);
+        stop(s);
+    }
+    assert_int_equal(a[0].images, 32);
+    assert_string_equal(a[0].logprobs.data, a[1].logprobs.data);
+    assert_string_equal(a[2].code, "image_too_large");
+    assert_string_equal(a[2].param, "messages[0].content[1]");
+    assert_non_null(strstr(a[2].message, "16 tokens"));
+    for (size_t i = 0; i < ARRAY_LEN(chunks); i++)
+        release(&a[i]);
+    strbuf_release(&b);
+}
+
 static int post(const struct server *s, const char *body, size_t n, struct answer *a)
 {
     char url[128];
@@ -922,6 +979,8 @@ int main(void)
         cmocka_unit_test(leaving_early),
         cmocka_unit_test(refusals),
         cmocka_unit_test(too_large),
+        cmocka_unit_test(class_rows_count),
+        cmocka_unit_test(spans_fit_a_step),
         cmocka_unit_test(large_bodies),
         cmocka_unit_test(tower_that_fails),
         cmocka_unit_test(without_a_tower),
