@@ -368,29 +368,51 @@ static void run_tower(struct oracle_run *o, const struct prompt_front *front, co
     o->n_rows += x.n_rows;
 }
 
+/* Places and rows of these tokens, of Qwen by the grids; and the runs of placeholders. */
+static void lay_tokens(struct oracle_run *o, enum picture_kind kind, const int32_t *ids, size_t n,
+                       const struct image_grid *grids, int32_t *places, int32_t *from, int32_t *spans)
+{
+    struct err e = {0};
+    int32_t next = 0;
+    for (size_t i = 0; i < n; i++) {
+        const bool placeholder = ids[i] == PICTURE_TOKEN,
+                   on = placeholder && i && ids[i - 1] == PICTURE_TOKEN;
+        for (size_t k = 0; k < 3; k++)
+            places[3 * i + k] = (int32_t)i;
+        from[i] = placeholder ? next++ : -1;
+        spans[2 * i] = on ? spans[2 * i - 2] : (int32_t)i;
+        for (size_t k = (size_t)spans[2 * i]; k <= i; k++)
+            spans[2 * k + 1] = (int32_t)i + 1;
+    }
+    if (kind == PICTURE_QWEN && prompt_places(&o->model.spec->tower, ids, n, grids, 2, places, from, &e))
+        fail_msg("%s", e.message);
+}
+
 /* [n, vocab] for these tokens. */
-static float *run_text(struct oracle_run *o, const int32_t *ids, size_t n, const struct image_grid *grids,
-                       size_t n_grids)
+static float *run_text(struct oracle_run *o, enum picture_kind kind, const int32_t *ids, size_t n,
+                       const struct image_grid *grids)
 {
     const struct spec *s = o->model.spec;
     const size_t vocab = (size_t)s->vocab_size, pages = (n + s->page_tokens - 1) / s->page_tokens;
-    int32_t *counted = room(o, n), *zeros = room(o, n), *places = room(o, 3 * n), *from = room(o, n);
+    int32_t *counted = room(o, n), *zeros = room(o, n), *places = room(o, 3 * n), *from = room(o, n),
+            *spans = room(o, 2 * n);
     float *logits = room(o, n * vocab);
     struct err e = {0};
-    if (prompt_places(&s->tower, ids, n, grids, n_grids, places, from, &e))
-        fail_msg("%s", e.message);
+    lay_tokens(o, kind, ids, n, grids, places, from, spans);
+    memset(zeros, 0, 4 * n);
     for (size_t i = 0; i < n; i++)
         counted[i] = (int32_t)i;
-    struct oracle_input in[8 + SPEC_MAX_FEATURES] = {
+    struct oracle_input in[9 + SPEC_MAX_FEATURES] = {
         {D0_INPUT_IDS, ids, 4 * n},        {D0_INPUT_POSITIONS, counted, 4 * n},
         {D0_INPUT_SEQ_OF, zeros, 4 * n},   {D0_INPUT_PAGE_TABLE, counted, 4 * pages},
         {D0_INPUT_ROWS, counted, 4 * n},   {D0_INPUT_SLOTS, zeros, 4},
-        {D0_INPUT_PLACES, places, 12 * n}, {D0_INPUT_FEATURE_OF, from, 4 * n}};
+        {D0_INPUT_PLACES, places, 12 * n}, {D0_INPUT_FEATURE_OF, from, 4 * n},
+        {D0_INPUT_SPANS, spans, 8 * n}};
     for (uint32_t i = 0; i < s->tower.n_features; i++)
-        in[8 + i] = (struct oracle_input){D0_INPUT_FEATURES, o->features[i], 4 * o->n_rows * o->hidden};
+        in[9 + i] = (struct oracle_input){D0_INPUT_FEATURES, o->features[i], 4 * o->n_rows * o->hidden};
     const int64_t dims[D0_N_DIMS] = {(int64_t)n, 1, (int64_t)n, (int64_t)pages};
     const struct oracle_output out = {graph_result(s->graph), logits, 4 * n * vocab};
-    if (oracle_once(&o->model, s->graph, dims, in, 8 + s->tower.n_features, &out, 1, &e))
+    if (oracle_once(&o->model, s->graph, dims, in, 9 + s->tower.n_features, &out, 1, &e))
         fail_msg("%s", e.message);
     return logits;
 }
@@ -408,10 +430,9 @@ static double logprob(const float *logits, size_t vocab, int32_t id)
 /* Two pictures of different shapes among text: every token that the service gave has the log-probability that
  * the graphs give it, and is the most probable one. So pictures, rows, places, and the places of generated
  * tokens are right, not only alike each time. */
-static void as_the_graphs_say(void **state)
+static void as_the_graphs_of(enum picture_kind kind)
 {
-    (void)state;
-    struct server *s = start((struct serve_options){0}, (struct session_options){0});
+    struct server *s = start_kind(kind, (struct serve_options){0}, (struct session_options){0});
     struct strbuf b = STRBUF_INIT, messages = STRBUF_INIT;
     struct oracle_run o = {.hidden = (size_t)s->session.spec->hidden};
     struct prompt_pictures pictures;
@@ -440,7 +461,7 @@ static void as_the_graphs_say(void **state)
     o.model =
         (struct oracle_model){.dev = &o.dev, .spec = s->session.spec, .ckpt = s->session.ckpt, .d0 = &s->d0};
     for (uint32_t i = 0; i < s->session.spec->tower.n_features; i++)
-        o.features[i] = room(&o, 16 * o.hidden);
+        o.features[i] = room(&o, 32 * o.hidden);
     const struct image_grid grids[2] = {pictures.list[0].grids[0], pictures.list[1].grids[0]};
     run_tower(&o, front, &pictures.list[0]);
     run_tower(&o, front, &pictures.list[1]);
@@ -449,7 +470,7 @@ static void as_the_graphs_say(void **state)
     int32_t *all = room(&o, n);
     memcpy(all, ids.data, ids.n * 4);
     memcpy(all + ids.n, a.ids, a.n_ids * 4);
-    const float *logits = run_text(&o, all, n, grids, 2);
+    const float *logits = run_text(&o, kind, all, n, grids);
     char *at = a.logprobs.data;
     for (size_t i = 0; i < a.n_ids; i++) {
         double given = strtod(at, &at), want = logprob(logits + (ids.n + i - 1) * vocab, vocab, a.ids[i]);
@@ -463,6 +484,14 @@ static void as_the_graphs_say(void **state)
     strbuf_release(&b);
     strbuf_release(&messages);
     stop(s);
+}
+
+static void as_the_graphs_say(void **state)
+{
+    (void)state;
+    as_the_graphs_of(PICTURE_QWEN);
+    as_the_graphs_of(PICTURE_LLAVA);
+    as_the_graphs_of(PICTURE_GEMMA);
 }
 
 /* Segments follow each other without a gap, in the answer and in the metrics. */
