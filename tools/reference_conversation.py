@@ -3,14 +3,17 @@
 """Records what transformers makes of one conversation with pictures, in float32 on the CPU: every step that stage 4 of `day0 adapt` is held to.
 
 usage: reference_conversation.py MODEL_DIR MESSAGES.json PICTURE... -o FILE [--answer N] [--pillow]
+       reference_conversation.py MODEL_DIR --again OLD_FILE -o FILE          the conversation of an earlier recording
 
 MESSAGES.json: [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "..."}]}], the n-th image part being the n-th PICTURE.
 Written (docs/references.md, Pictures): token_ids with placeholders and N greedy tokens behind them, logits, places, features beside placeholders,
 pixel_values, grids, the picture files, messages and rendered text. For models of the Qwen-VL kind. Needs torch, transformers and Pillow.
 """
 import argparse
+import io
 import json
 import os
+import struct
 import sys
 import warnings
 
@@ -23,8 +26,25 @@ from transformers.utils.chat_template_utils import render_jinja_template
 import tensors as files
 
 
-def pictures(paths):
-    return [ImageOps.exif_transpose(Image.open(p)).convert("RGB") for p in paths]
+def pictures(files):
+    return [ImageOps.exif_transpose(Image.open(io.BytesIO(f))).convert("RGB") for f in files]
+
+
+def recorded(path):
+    """Messages and picture files of an earlier recording."""
+    with open(path, "rb") as f:
+        n, = struct.unpack("<Q", f.read(8))
+        head, data = json.loads(f.read(n)), f.read()
+    found = []
+    while "picture.%d" % len(found) in head:
+        begin, end = head["picture.%d" % len(found)]["data_offsets"]
+        found.append(data[begin:end])
+    return json.loads(head["__metadata__"]["messages"]), found
+
+
+def given(path):
+    with open(path, "rb") as f:
+        return f.read()
 
 
 def read(path):
@@ -62,8 +82,9 @@ def run(model, ids, token_id, values, grids):
 def main():
     ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     ap.add_argument("model")
-    ap.add_argument("messages")
-    ap.add_argument("pictures", nargs="+")
+    ap.add_argument("messages", nargs="?")
+    ap.add_argument("pictures", nargs="*")
+    ap.add_argument("--again")
     ap.add_argument("-o", required=True)
     ap.add_argument("--answer", type=int, default=8)
     ap.add_argument("--pillow", action="store_true", help="the processor that needs no torchvision")
@@ -72,7 +93,9 @@ def main():
     torch.set_grad_enabled(False)
     transformers.logging.set_verbosity_error()
     warnings.simplefilter("ignore")
-    messages = json.loads(read(a.messages))
+    if not a.again and not a.pictures:
+        ap.error("messages and pictures, or --again FILE")
+    messages, asked = recorded(a.again) if a.again else (json.loads(read(a.messages)), [given(p) for p in a.pictures])
     with open(os.path.join(a.model, "preprocessor_config.json"), encoding="utf-8") as f:
         config = json.load(f)
     name = config.pop("image_processor_type")
@@ -80,7 +103,7 @@ def main():
     if a.pillow:
         name = name.replace("Fast", "") + "Pil"
     processor = (getattr(transformers, name, None) or getattr(transformers, name.replace("Fast", "")))(**config)
-    made = processor(images=pictures(a.pictures), return_tensors="pt")
+    made = processor(images=pictures(asked), return_tensors="pt")
     values, grids = made["pixel_values"].float(), made["image_grid_thw"]
     model = transformers.AutoModelForImageTextToText.from_pretrained(a.model, dtype=torch.float32, attn_implementation="eager")
     model.eval()
@@ -100,9 +123,8 @@ def main():
         rows = torch.zeros(len(ids), f.shape[1])
         rows[at] = f
         out["features.%d" % k] = rows.numpy()
-    for i, path in enumerate(a.pictures):
-        with open(path, "rb") as f:
-            out["picture.%d" % i] = numpy.frombuffer(f.read(), dtype=numpy.uint8)
+    for i, picture in enumerate(asked):
+        out["picture.%d" % i] = numpy.frombuffer(picture, dtype=numpy.uint8)
     meta = {"format": "day0-reference-1", "dtype": "float32", "greedy": "true", "prompt_tokens": str(n_prompt), "model": os.path.basename(os.path.abspath(a.model)),
             "messages": json.dumps(messages), "rendered": rendered,
             "producer": "transformers %s, torch %s" % (transformers.__version__, torch.__version__.split("+")[0])}

@@ -121,8 +121,13 @@ static int make_grids(const struct looking *l, struct prompt_picture *m)
         return err_set(l->e, ERR_NOMEM, "out of memory for a picture");
     if (m->n_grids == 0)
         return ERR_OK;
-    return image_plan_grids(&m->plan, spec->vision ? spec->tower.patch : 0, spec->vision && spec->tower.lines,
-                            m->grids, l->e);
+    int rc = image_plan_grids(&m->plan, spec->vision ? spec->tower.patch : 0,
+                              spec->vision && spec->tower.lines, m->grids, l->e);
+    if (rc == 0 && spec->vision) {
+        const struct image_tower tower = prompt_tower(&spec->tower);
+        m->n_patches = image_tower_patches(&tower, m->grids, m->n_grids);
+    }
+    return rc;
 }
 
 static int plan(struct looking *l, struct prompt_picture *m)
