@@ -14,6 +14,8 @@
 #include "image_impl.h"
 
 enum { MAX_SCANS = 200, CHUNK_ROWS = 8 };
+#define MAX_SCANNED                                                                                          \
+    (UINT64_C(1) << 30) /* pixels, of all scans: one of nothing but zeros costs time, and no bytes */
 
 struct jpeg_run {
     struct jpeg_decompress_struct d;
@@ -64,7 +66,8 @@ static void on_output(j_common_ptr c)
 static void on_progress(j_common_ptr c)
 {
     struct jpeg_run *r = c->client_data;
-    if (c->is_decompressor && r->d.input_scan_number > MAX_SCANS)
+    uint64_t scans = c->is_decompressor && r->d.input_scan_number > 0 ? (uint64_t)r->d.input_scan_number : 0;
+    if (scans > MAX_SCANS || scans * ((uint64_t)r->d.image_width * r->d.image_height) > MAX_SCANNED)
         jpeg_fail(r, ERR_LIMIT, "more scans than a picture needs");
 }
 
