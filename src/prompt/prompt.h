@@ -119,8 +119,9 @@ struct prompt_picture {
     struct image_plan plan;
     struct image_grid *grids; /* [n_grids] as the tower is given them: one, or one for each tile */
     uint32_t n_grids;
-    uint32_t n_rows; /* rows of features: so many tokens stand for it */
-    size_t first;    /* by prompt_lay_pictures: token that takes its first row */
+    uint64_t n_patches; /* rows that the tower is given, its own (class rows) included */
+    uint32_t n_rows;    /* rows of features: so many tokens stand for it */
+    size_t first;       /* by prompt_lay_pictures: token that takes its first row */
 };
 
 struct prompt_pictures {

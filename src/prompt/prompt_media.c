@@ -119,10 +119,14 @@ static int make_grids(const struct looking *l, struct prompt_picture *m)
     m->grids = arena_alloc_n(l->arena, m->n_grids ? m->n_grids : 1, sizeof *m->grids);
     if (m->grids == NULL)
         return err_set(l->e, ERR_NOMEM, "out of memory for a picture");
-    if (m->n_grids == 0)
-        return ERR_OK;
-    return image_plan_grids(&m->plan, spec->vision ? spec->tower.patch : 0, spec->vision && spec->tower.lines,
-                            m->grids, l->e);
+    int rc = m->n_grids ? image_plan_grids(&m->plan, spec->vision ? spec->tower.patch : 0,
+                                           spec->vision && spec->tower.lines, m->grids, l->e)
+                        : ERR_OK;
+    for (uint32_t i = 0; rc == 0 && i < m->n_grids; i++) {
+        const struct image_grid *g = &m->grids[i];
+        m->n_patches += g->t * ((uint64_t)g->h * g->w + (spec->vision && spec->tower.class_row));
+    }
+    return rc;
 }
 
 static int plan(struct looking *l, struct prompt_picture *m)

@@ -256,14 +256,6 @@ static int hold(struct picture_pool *p, uint64_t bytes, struct err *e)
     return err_set(e, ERR_BUSY, "pictures of other requests are being worked on, try again later");
 }
 
-uint64_t picture_patches(const struct prompt_picture *q)
-{
-    uint64_t n = 0;
-    for (uint32_t i = 0; i < q->n_grids; i++)
-        n += (uint64_t)q->grids[i].t * q->grids[i].h * q->grids[i].w;
-    return n;
-}
-
 int picture_pool_reserve(struct picture_set *s, struct err *e)
 {
     struct picture_pool *p = s->pool;
@@ -273,7 +265,7 @@ int picture_pool_reserve(struct picture_set *s, struct err *e)
         return err_set(e, ERR_NOMEM, "out of memory for %u pictures", s->pictures.n);
     for (uint32_t i = 0; i < s->pictures.n; i++) {
         const struct prompt_picture *q = &s->pictures.list[i];
-        uint64_t patches = picture_patches(q),
+        uint64_t patches = q->n_patches,
                  bytes =
                      patches > UINT32_MAX ? 0 : picture_plan_bytes(p->o.shape, (uint32_t)patches, q->n_rows);
         if (bytes == 0)

@@ -70,8 +70,6 @@ void picture_pool_close(struct picture_pool *p);
 struct picture_set *picture_set_new(struct picture_pool *p); /* without an id yet */
 void picture_set_free(struct picture_set *s);                /* any thread; s may be NULL */
 
-uint64_t picture_patches(const struct prompt_picture *q); /* that its tower is given */
-
 /* Counts what the set will hold; any thread, before submit. ERR_LIMIT: more than max_bytes by itself.
  * ERR_BUSY: not now.
  */

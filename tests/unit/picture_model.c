@@ -48,7 +48,7 @@ static const char added[] =
 
 static const char chat[] =
     "{%- for m in messages %}{%- if m.content is string %}{{- m.content }}{%- else %}"
-    "{%- for p in m.content %}{%- if p.type == 'image' %}"
+    "{%- for p in m.content %}{%- if p.type == 'image' or 'image' in p %}"
     "{{- '<|vision_start|><|image_pad|><|vision_end|>' }}{%- else %}{{- p.text }}{%- endif %}"
     "{%- endfor %}{%- endif %}{%- endfor %}";
 
