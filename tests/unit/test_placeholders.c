@@ -70,7 +70,8 @@ static void write_config(struct json_writer *w, const struct json *v, int32_t to
             json_write_i64(w, 400);
         else if (strcmp(key, "window_size") == 0)
             json_write_i64(w, 56);
-        else if (strcmp(key, "image_token_id") == 0 && token >= 0)
+        else if (token >= 0 &&
+                 (strcmp(key, "image_token_id") == 0 || strcmp(key, "media_placeholder_token_id") == 0))
             json_write_i64(w, token);
         else if (strcmp(key, "spatial_patch_size") == 0 ||
                  (strcmp(key, "patch_size") == 0 && json_get(v, "spatial_patch_size")))
@@ -807,7 +808,10 @@ static void test_findings(void **state)
     finds(open_model("qwen2_vl", "qwen_2", SIMPLE, "", token), FINDING_I003, "0 times");
     finds(open_model("qwen2_vl", "qwen_2", "{{ raise_exception('text only') }}", "", token), FINDING_I003,
           "text only");
-    finds(open_model("kimi_k3", "kimi_k25", NULL, NULL, -1), (enum finding_id)0, "");
+    m = open_model("kimi_k3", "kimi_k25", NULL, NULL, -1);
+    const int32_t pad = tokenizer_id(m->front->tokenizer, "<|media_pad|>");
+    finds(m, FINDING_I002, "the tokenizer has it as");
+    finds(open_model("kimi_k3", "kimi_k25", NULL, NULL, pad), (enum finding_id)0, "");
 }
 
 static void test_rules(void **state)
