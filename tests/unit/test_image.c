@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
+#include <time.h>
 
 #include <cmocka.h>
 #include <zlib.h>
@@ -359,6 +360,32 @@ static void test_jpeg_scans(void **state)
     }
 }
 
+/* Time grows as their number does, not as its square. */
+static void test_jpeg_markers(void **state)
+{
+    (void)state;
+    enum { N = 150000 };
+    struct arena a;
+    struct err e = {0};
+    struct image_info info;
+    struct strbuf b = STRBUF_INIT;
+    char *file;
+    size_t n;
+    arena_init(&a, NULL, MEM_MISC);
+    assert_int_equal(file_read(OWN "/exif_6.jpg", 1 << 20, &a, &file, &n, &e), ERR_OK);
+    strbuf_add(&b, file, 2);
+    for (int i = 0; i < N; i++)
+        strbuf_add(&b, "\xFF\xE1\0\2", 4);
+    strbuf_add(&b, file + 2, n - 2);
+    clock_t begin = clock();
+    assert_int_equal(image_probe(b.data, b.len, NULL, &info, &e), ERR_OK);
+    assert_true(clock() - begin < 2 * CLOCKS_PER_SEC);
+    assert_int_equal(info.orientation, 6);
+    assert_int_equal(image_probe(b.data, 2 + 4 * N - 1, NULL, &info, &e), ERR_FORMAT);
+    strbuf_release(&b);
+    arena_release(&a);
+}
+
 /* An orientation counts behind the pixels as well; one whose checksum is wrong is damage. */
 static void test_png_late_orientation(void **state)
 {
@@ -472,6 +499,7 @@ int main(void)
         cmocka_unit_test(test_png_texts_stay_packed),
         cmocka_unit_test(test_png_late_orientation),
         cmocka_unit_test(test_jpeg_scans),
+        cmocka_unit_test(test_jpeg_markers),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
