@@ -35,7 +35,7 @@ def read(path):
 def write(path, tensors, meta):
     head, at = {"__metadata__": meta}, 0
     for name, x in tensors.items():
-        kind = {"float32": "F32", "int32": "I32", "int64": "I64"}[str(x.dtype)]
+        kind = {"float32": "F32", "int32": "I32", "int64": "I64", "uint8": "U8"}[str(x.dtype)]
         head[name] = {"dtype": kind, "shape": list(x.shape), "data_offsets": [at, at + x.nbytes]}
         at += x.nbytes
     text = json.dumps(head, separators=(",", ":")).encode()

@@ -31,6 +31,16 @@ static const struct {
     {"Stress", stage5_run},
 };
 
+/* path NULL: not asked for. */
+static int check_file(const char *path, const char *what, struct err *e)
+{
+    struct file_info info;
+    if (!path)
+        return ERR_OK;
+    int rc = file_stat(path, &info, e);
+    return rc || info.is_file ? rc : err_set(e, ERR_MISSING, "%s: no such %s", path, what);
+}
+
 static int check_options(const struct adapt_options *o, struct err *e)
 {
     struct file_info info;
@@ -44,11 +54,12 @@ static int check_options(const struct adapt_options *o, struct err *e)
         rc = err_set(e, ERR_MISSING, "%s: no such directory", o->model_dir);
     if (!rc && !info.is_dir)
         rc = err_set(e, ERR_USAGE, "%s is not a directory", o->model_dir);
-    if (!rc && o->reference) {
-        rc = file_stat(o->reference, &info, e);
-        if (!rc && !info.is_file)
-            rc = err_set(e, ERR_MISSING, "%s: no such reference file", o->reference);
-    }
+    if (!rc)
+        rc = check_file(o->reference, "reference file", e);
+    if (!rc)
+        rc = check_file(o->picture_reference, "reference file", e);
+    if (!rc)
+        rc = check_file(o->questions, "file of questions", e);
     if (!rc && o->service_url && (strlen(o->service_url) > 300 || !str_starts(o->service_url, "http")))
         rc = err_set(e, ERR_USAGE, "--service wants a URL like http://host:port, of at most 300 bytes");
     if (!rc && o->root && !o->service_url)

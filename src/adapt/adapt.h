@@ -57,6 +57,8 @@ struct adapt_override {
 struct adapt_options {
     const char *model_dir, *out_dir; /* out_dir NULL: ./day0-report */
     const char *reference;           /* safetensors file or NULL */
+    const char *picture_reference;   /* the same of a conversation with pictures, or NULL */
+    const char *questions;           /* JSON: pictures, questions, known answers, prompt tokens; or NULL */
     const char *arch_path;           /* --arch FILE */
     enum spec_activations activations;
     const char *device, *isa; /* NULL: cpu, fast */

@@ -206,6 +206,12 @@ void html_badge(struct strbuf *b, const char *state)
         {"warning", "warn", "!"},
         {"info", "none", "i"},
         {"waived", "acc", "\xe2\x9c\x93"},
+        {"equal", "ok", "\xe2\x9c\x93"},
+        {"right", "ok", "\xe2\x9c\x93"},
+        {"answered", "none", "\xe2\x9c\x93"},
+        {"differs", "bad", "\xe2\x9c\x95"},
+        {"unreasonable", "bad", "\xe2\x9c\x95"},
+        {"wrong", "bad", "\xe2\x9c\x95"},
     };
     const char *class = "open", *sign = "\xe2\x97\x8b";
     for (size_t i = 0; i < ARRAY_LEN(known); i++) {
@@ -234,4 +240,60 @@ void html_section(struct strbuf *b, const char *id, const char *heading, const c
 void html_section_end(struct strbuf *b)
 {
     strbuf_puts(b, "</section>\n");
+}
+
+/* ---- tables */
+
+void html_nothing(struct strbuf *b, const struct report *r, unsigned stage)
+{
+    strbuf_puts(b, "<p class=\"empty\">");
+    html_text(b, r->stages[stage].summary && *r->stages[stage].summary ? r->stages[stage].summary
+                                                                       : "This stage did not run.");
+    strbuf_puts(b, "</p>\n");
+}
+
+void html_table(struct strbuf *b, const char *const *heads, size_t n, size_t first_number)
+{
+    strbuf_puts(b, "<div class=\"scroll\"><table><thead><tr>");
+    for (size_t i = 0; i < n; i++) {
+        strbuf_puts(b, i >= first_number ? "<th class=\"n\">" : "<th>");
+        html_text(b, heads[i]);
+        strbuf_puts(b, "</th>");
+    }
+    strbuf_puts(b, "</tr></thead><tbody>\n");
+}
+
+void html_table_end(struct strbuf *b)
+{
+    strbuf_puts(b, "</tbody></table></div>\n");
+}
+
+void html_cell(struct strbuf *b, const char *class, const char *text)
+{
+    strbuf_printf(b, "<td class=\"%s\">", class);
+    html_text_n(b, text, strlen(text), 600);
+    strbuf_puts(b, "</td>");
+}
+
+void html_badge_cell(struct strbuf *b, const char *state)
+{
+    strbuf_puts(b, "<td>");
+    html_badge(b, state);
+    strbuf_puts(b, "</td>");
+}
+
+void html_passed_cell(struct strbuf *b, bool passed)
+{
+    html_badge_cell(b, passed ? "passed" : "failed");
+}
+
+void html_number_cell(struct strbuf *b, number_fn print, const struct json *v, const char *path)
+{
+    double x = fact_number(v, path, -1);
+    strbuf_puts(b, "<td class=\"n\">");
+    if (x < 0)
+        strbuf_puts(b, "&ndash;");
+    else
+        print(b, x);
+    strbuf_puts(b, "</td>");
 }

@@ -38,6 +38,18 @@ void html_badge(struct strbuf *b, const char *state); /* by the state's words, s
 void html_section(struct strbuf *b, const char *id, const char *heading, const char *lead);
 void html_section_end(struct strbuf *b);
 
+/* Tables: heads from number first_number on are of numbers. Cells of text are cut at 600 bytes. */
+typedef void (*number_fn)(struct strbuf *b, double v);
+void html_table(struct strbuf *b, const char *const *heads, size_t n, size_t first_number);
+void html_table_end(struct strbuf *b);
+void html_cell(struct strbuf *b, const char *class, const char *text);
+void html_badge_cell(struct strbuf *b, const char *state);
+void html_passed_cell(struct strbuf *b, bool passed);
+/* A dash where the fact is absent or negative. */
+void html_number_cell(struct strbuf *b, number_fn print, const struct json *v, const char *path);
+/* Why a section has no facts: the summary of its stage. */
+void html_nothing(struct strbuf *b, const struct report *r, unsigned stage);
+
 /* report_style.c */
 const char *report_style(void);
 
@@ -68,11 +80,15 @@ void svg_bars(struct strbuf *b, const char *title, const struct svg_bar *bars, s
 /* report_drift.c: errors by position; part of the numbers. */
 void drift_part(struct strbuf *b, const struct json *drift);
 
+/* report_channels.c: text, pictures, and where time goes between them. */
+void section_text(struct strbuf *b, const struct report *r);
+void section_image(struct strbuf *b, const struct report *r);
+void picture_load_part(struct strbuf *b, const struct json *pictures);
+
 /* report_sections.c: the sections that show facts. */
 void section_model(struct strbuf *b, const struct report *r);
 void section_memory(struct strbuf *b, const struct report *r);
 void section_numerics(struct strbuf *b, const struct report *r);
-void section_text(struct strbuf *b, const struct report *r);
 void section_latency(struct strbuf *b, const struct report *r);
 void section_service(struct strbuf *b, const struct report *r);
 void section_operators(struct strbuf *b, const struct report *r);

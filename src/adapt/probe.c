@@ -6,6 +6,7 @@
 #include "adapt/probe.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/thread.h"
@@ -40,6 +41,8 @@ static void read_choice(struct answer *a, const struct json *v)
         strbuf_puts(&a->text, text);
     if (finish)
         snprintf(a->finish, sizeof(a->finish), "%s", finish);
+    if (json_get(v, "day0_timings"))
+        a->timings = json_get(v, "day0_timings");
     if (json_u64(json_get(usage, "completion_tokens"), &a->output_tokens))
         a->has_usage = json_u64(json_get(usage, "prompt_tokens"), &a->prompt_tokens);
 }
@@ -130,7 +133,9 @@ void probe_body(const struct job *j, const struct ask *ask, struct strbuf *body)
     json_begin_object(&w);
     json_put_string(&w, "model", ask->model ? ask->model : j->model_name);
     json_key(&w, ask->chat ? "messages" : "prompt");
-    if (ask->chat) {
+    if (ask->chat && ask->messages) {
+        json_write_raw(&w, ask->messages);
+    } else if (ask->chat) {
         json_begin_array(&w);
         json_begin_object(&w);
         json_put_string(&w, "role", "user");
@@ -149,6 +154,12 @@ void probe_body(const struct job *j, const struct ask *ask, struct strbuf *body)
     json_put_f64(&w, "temperature", ask->temperature);
     if (ask->seed)
         json_put_u64(&w, "seed", ask->seed);
+    if (ask->chat && ask->n_top) {
+        json_put_bool(&w, "logprobs", true);
+        json_put_u64(&w, "top_logprobs", ask->n_top);
+    }
+    if (ask->timings)
+        json_put_bool(&w, "day0_timings", true);
     if (ask->want_ids)
         json_put_bool(&w, "return_token_ids", true);
     if (ask->stream) {
@@ -200,4 +211,30 @@ uint64_t probe_leave(const struct job *j, const struct ask *ask, uint64_t chunks
     strbuf_release(&body);
     answer_release(&a);
     return n;
+}
+
+/* The number after a metric's name and labels, or -1. Names differ between servers: any that ends so. */
+static double metric(const char *text, const char *name)
+{
+    size_t n = strlen(name);
+    for (const char *line = text; line && *line; line = strchr(line, '\n') ? strchr(line, '\n') + 1 : NULL) {
+        size_t word = strcspn(line, " {\n");
+        if (*line == '#' || word < n || memcmp(line + word - n, name, n) != 0)
+            continue;
+        const char *at = line + word + (line[word] == '{' ? strcspn(line + word, "}\n") + 1 : 0);
+        char *end;
+        double v = strtod(at, &end);
+        if (end != at)
+            return v;
+    }
+    return -1;
+}
+
+double probe_metric(const struct job *j, const char *name)
+{
+    struct answer a;
+    probe_call(j, "/metrics", NULL, &a);
+    double v = a.status == 200 ? metric(strbuf_cstr(&a.raw), name) : -1;
+    answer_release(&a);
+    return v;
 }

@@ -11,10 +11,13 @@
 
 struct ask {
     bool chat, stream;
-    bool want_ids;      /* day0's and vLLM's return_token_ids */
-    const char *model;  /* NULL: the job's */
-    const char *text;   /* prompt, or the content of one user message */
-    const int32_t *ids; /* instead of text */
+    bool want_ids;        /* day0's and vLLM's return_token_ids */
+    const char *model;    /* NULL: the job's */
+    const char *text;     /* prompt, or the content of one user message */
+    const char *messages; /* of a chat, as JSON, instead of text; or NULL */
+    uint32_t n_top;       /* of a chat: log-probabilities with so many alternatives; 0: none */
+    bool timings;         /* day0's day0_timings */
+    const int32_t *ids;   /* instead of text */
     size_t n_ids;
     uint32_t max_tokens;
     double temperature;
@@ -32,12 +35,15 @@ struct answer {
     uint64_t prompt_tokens, output_tokens; /* of usage */
     bool has_usage;
     uint64_t n_chunks;
+    const struct json *timings;         /* day0_timings, or NULL */
     double first_ms, last_ms, total_ms; /* since sending; first_ms 0 without a stream */
 };
 
 /* path "/health"; body NULL: GET. */
 void probe_call(const struct job *j, const char *path, const char *body, struct answer *out);
 void probe_ask(const struct job *j, const struct ask *ask, struct answer *out);
+/* A number of GET /metrics, by the end of its name, since names differ between servers; -1: none. */
+double probe_metric(const struct job *j, const char *name);
 void answer_release(struct answer *a);
 /* The body of an ask, for cases that spoil it. */
 void probe_body(const struct job *j, const struct ask *ask, struct strbuf *body);

@@ -76,11 +76,13 @@ static const char *verdict_words(const struct report *r)
 
 static void page_head(struct strbuf *b, const struct report *r)
 {
-    strbuf_puts(b, "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n"
-                   "<meta name=\"viewport\" content=\"width=device-width,initial-scale=1\">\n"
-                   "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src "
-                   "'unsafe-inline'\">\n"
-                   "<meta name=\"generator\" content=\"day0 ");
+    strbuf_puts(
+        b,
+        "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n"
+        "<meta name=\"viewport\" content=\"width=device-width,initial-scale=1\">\n"
+        "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; img-src data:; style-src "
+        "'unsafe-inline'\">\n"
+        "<meta name=\"generator\" content=\"day0 ");
     html_text(b, r->version);
     strbuf_puts(b, "\">\n<title>");
     html_text(b, verdict_words(r));
@@ -261,10 +263,10 @@ static void page_definitions(struct strbuf *b, const char *text)
 static void page_nav(struct strbuf *b)
 {
     static const char *const items[] = {
-        "checklist",   "Checklist",   "findings",    "Findings",   "model",     "Model",
-        "memory",      "Memory",      "numerics",    "Numbers",    "text",      "Text",
-        "latency",     "Latency",     "service",     "Service",    "operators", "Operators",
-        "environment", "Environment", "definitions", "Definitions"};
+        "checklist", "Checklist", "findings",    "Findings",    "model",       "Model",
+        "memory",    "Memory",    "numerics",    "Numbers",     "text",        "Text",
+        "image",     "Pictures",  "latency",     "Latency",     "service",     "Service",
+        "operators", "Operators", "environment", "Environment", "definitions", "Definitions"};
     strbuf_puts(b, "<nav>");
     for (size_t i = 0; i + 1 < ARRAY_LEN(items); i += 2)
         strbuf_printf(b, "<a href=\"#%s\">%s</a>\n", items[i], items[i + 1]);
@@ -284,6 +286,7 @@ void report_write_html(const struct report *r, struct strbuf *b)
     section_memory(b, r);
     section_numerics(b, r);
     section_text(b, r);
+    section_image(b, r);
     section_latency(b, r);
     section_service(b, r);
     section_operators(b, r);

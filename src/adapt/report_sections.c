@@ -9,62 +9,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-static void nothing(struct strbuf *b, const struct report *r, unsigned stage)
-{
-    strbuf_puts(b, "<p class=\"empty\">");
-    html_text(b, r->stages[stage].summary && *r->stages[stage].summary ? r->stages[stage].summary
-                                                                       : "This stage did not run.");
-    strbuf_puts(b, "</p>\n");
-}
-
-static void open_table(struct strbuf *b, const char *const *heads, size_t n, size_t first_number)
-{
-    strbuf_puts(b, "<div class=\"scroll\"><table><thead><tr>");
-    for (size_t i = 0; i < n; i++) {
-        strbuf_puts(b, i >= first_number ? "<th class=\"n\">" : "<th>");
-        html_text(b, heads[i]);
-        strbuf_puts(b, "</th>");
-    }
-    strbuf_puts(b, "</tr></thead><tbody>\n");
-}
-
-static void close_table(struct strbuf *b)
-{
-    strbuf_puts(b, "</tbody></table></div>\n");
-}
-
-static void text_cell(struct strbuf *b, const char *class, const char *text)
-{
-    strbuf_printf(b, "<td class=\"%s\">", class);
-    html_text_n(b, text, strlen(text), 600);
-    strbuf_puts(b, "</td>");
-}
-
-static void badge_cell(struct strbuf *b, const char *state)
-{
-    strbuf_puts(b, "<td>");
-    html_badge(b, state);
-    strbuf_puts(b, "</td>");
-}
-
-static void passed_cell(struct strbuf *b, bool passed)
-{
-    badge_cell(b, passed ? "passed" : "failed");
-}
-
-typedef void (*number_fn)(struct strbuf *b, double v);
-
-static void number_cell(struct strbuf *b, number_fn print, const struct json *v, const char *path)
-{
-    double x = fact_number(v, path, -1);
-    strbuf_puts(b, "<td class=\"n\">");
-    if (x < 0)
-        strbuf_puts(b, "&ndash;");
-    else
-        print(b, x);
-    strbuf_puts(b, "</td>");
-}
-
 static void tile(struct strbuf *b, number_fn print, const struct json *v, const char *path, const char *what)
 {
     double x = fact_number(v, path, -1);
@@ -98,7 +42,7 @@ void section_model(struct strbuf *b, const struct report *r)
     html_section(b, "model", "Model",
                  "Read from config.json, the headers of the shards and the architecture file.");
     if (!m) {
-        nothing(b, r, 0);
+        html_nothing(b, r, 0);
     } else {
         strbuf_puts(b, "<div class=\"tiles\">\n");
         tile(b, html_short_count, m, "parameters", "parameters");
@@ -128,20 +72,20 @@ void section_operators(struct strbuf *b, const struct report *r)
     size_t n = fact_count(r->facts[0], "operators");
     html_section(b, "operators", "Operators on this device", fact_text(r->facts[0], "device.description"));
     if (!n) {
-        nothing(b, r, 0);
+        html_nothing(b, r, 0);
     } else {
-        open_table(b, heads, ARRAY_LEN(heads), 4);
+        html_table(b, heads, ARRAY_LEN(heads), 4);
         for (size_t i = 0; i < n; i++) {
             const struct json *op = json_at(fact(r->facts[0], "operators"), i);
             strbuf_puts(b, "<tr>");
-            text_cell(b, "key", fact_text(op, "op"));
-            text_cell(b, "mono", fact_text(op, "types"));
-            badge_cell(b, fact_true(op, "supported") ? "yes" : "no"); /* support is no proof */
-            text_cell(b, "", fact_text(op, "reason"));
-            number_cell(b, html_count, op, "count");
+            html_cell(b, "key", fact_text(op, "op"));
+            html_cell(b, "mono", fact_text(op, "types"));
+            html_badge_cell(b, fact_true(op, "supported") ? "yes" : "no"); /* support is no proof */
+            html_cell(b, "", fact_text(op, "reason"));
+            html_number_cell(b, html_count, op, "count");
             strbuf_puts(b, "</tr>\n");
         }
-        close_table(b);
+        html_table_end(b);
     }
     html_section_end(b);
 }
@@ -153,16 +97,16 @@ static void library_table(struct strbuf *b, const struct json *host)
     if (!n)
         return;
     strbuf_puts(b, "<h3>Libraries</h3>\n");
-    open_table(b, heads, ARRAY_LEN(heads), 9);
+    html_table(b, heads, ARRAY_LEN(heads), 9);
     for (size_t i = 0; i < n; i++) {
         const struct json *l = json_at(fact(host, "libraries"), i);
         strbuf_puts(b, "<tr>");
-        text_cell(b, "key", fact_text(l, "name"));
-        text_cell(b, "mono", fact_true(l, "found") ? fact_text(l, "version") : "not found");
-        text_cell(b, "", fact_text(l, "role"));
+        html_cell(b, "key", fact_text(l, "name"));
+        html_cell(b, "mono", fact_true(l, "found") ? fact_text(l, "version") : "not found");
+        html_cell(b, "", fact_text(l, "role"));
         strbuf_puts(b, "</tr>\n");
     }
-    close_table(b);
+    html_table_end(b);
 }
 
 /* "nvidia driver >= 580 with cuda runtime >= 13" */
@@ -192,20 +136,20 @@ static void rule_table(struct strbuf *b, const struct json *facts)
         html_text(b, fact_text(facts, "machine"));
         strbuf_puts(b, ".</p>\n");
     }
-    open_table(b, heads, ARRAY_LEN(heads), 9);
+    html_table(b, heads, ARRAY_LEN(heads), 9);
     for (size_t i = 0; i < n; i++) {
         const struct json *r = json_at(fact(facts, "rules"), i);
         const char *seen = fact_text(r, "seen"), *state = fact_text(r, "state");
         strbuf_puts(b, "<tr>");
-        text_cell(b, "key", fact_text(r, "rule"));
+        html_cell(b, "key", fact_text(r, "rule"));
         rule_wants(b, r);
-        text_cell(b, "mono", *seen ? seen : strcmp(state, "not applicable") == 0 ? "not there" : "unknown");
-        badge_cell(b, state);
-        text_cell(b, "", fact_text(r, "severity"));
-        text_cell(b, "", fact_text(r, "reason"));
+        html_cell(b, "mono", *seen ? seen : strcmp(state, "not applicable") == 0 ? "not there" : "unknown");
+        html_badge_cell(b, state);
+        html_cell(b, "", fact_text(r, "severity"));
+        html_cell(b, "", fact_text(r, "reason"));
         strbuf_puts(b, "</tr>\n");
     }
-    close_table(b);
+    html_table_end(b);
 }
 
 void section_environment(struct strbuf *b, const struct report *r)
@@ -213,7 +157,7 @@ void section_environment(struct strbuf *b, const struct report *r)
     const struct json *host = fact(r->facts[0], "host"), *device = fact(r->facts[0], "device");
     html_section(b, "environment", "Environment", "");
     if (!host) {
-        nothing(b, r, 0);
+        html_nothing(b, r, 0);
     } else {
         strbuf_puts(b, "<dl class=\"kv\">\n");
         html_pair(b, "Host", fact_text(host, "hostname"));
@@ -249,15 +193,15 @@ static const char *const memory_words[] = {
 static void memory_table(struct strbuf *b, const struct json *predicted, const struct json *held)
 {
     static const char *const heads[] = {"Part", "Predicted", "Held"};
-    open_table(b, heads, held ? 3 : 2, 1);
+    html_table(b, heads, held ? 3 : 2, 1);
     for (size_t i = 0; i < ARRAY_LEN(memory_parts); i++) {
         strbuf_printf(b, "<tr><td><span class=\"swatch p%zu\"></span>%s</td>", i, memory_words[i]);
-        number_cell(b, html_bytes, predicted, memory_parts[i]);
+        html_number_cell(b, html_bytes, predicted, memory_parts[i]);
         if (held)
-            number_cell(b, html_bytes, held, memory_parts[i]);
+            html_number_cell(b, html_bytes, held, memory_parts[i]);
         strbuf_puts(b, "</tr>\n");
     }
-    close_table(b);
+    html_table_end(b);
 }
 
 static void memory_plot(struct strbuf *b, const struct json *predicted, double ready, double peak,
@@ -292,7 +236,7 @@ void section_memory(struct strbuf *b, const struct report *r)
         b, "memory", "Memory",
         "The plan was made before a weight was read; the measurement is the resident set of the service.");
     if (!predicted) {
-        nothing(b, r, 2);
+        html_nothing(b, r, 2);
     } else {
         strbuf_puts(b, "<div class=\"two\"><div>\n");
         memory_plot(b, predicted, ready, peak, ready >= 0 ? allowed : 0);
@@ -349,23 +293,23 @@ static void piece_table(struct strbuf *b, const struct json *facts)
     if (!n)
         return;
     strbuf_puts(b, "<h3>Minimal validation: this device against the reference kernels</h3>\n");
-    open_table(b, heads, ARRAY_LEN(heads), 3);
+    html_table(b, heads, ARRAY_LEN(heads), 3);
     for (size_t i = 0; i < n; i++) {
         const struct json *p = json_at(fact(facts, "pieces"), i);
         strbuf_puts(b, "<tr>");
-        text_cell(b, "key", fact_text(p, "name"));
+        html_cell(b, "key", fact_text(p, "name"));
         strbuf_puts(b, "<td>");
         bool bad = fact_true(p, "all_zero") || *fact_text(p, "why");
         html_badge(b, !fact_true(p, "ran") ? "not run" : bad ? "failed" : "self-consistent");
         strbuf_puts(b, "</td>");
-        text_cell(b, "", fact_true(p, "all_zero") ? "output is all zero" : fact_text(p, "why"));
-        number_cell(b, html_bytes, p, "weight_bytes");
-        number_cell(b, html_scientific, p, "relative_l2");
-        number_cell(b, html_scientific, p, "max_abs");
-        number_cell(b, html_seconds, p, "seconds");
+        html_cell(b, "", fact_true(p, "all_zero") ? "output is all zero" : fact_text(p, "why"));
+        html_number_cell(b, html_bytes, p, "weight_bytes");
+        html_number_cell(b, html_scientific, p, "relative_l2");
+        html_number_cell(b, html_scientific, p, "max_abs");
+        html_number_cell(b, html_seconds, p, "seconds");
         strbuf_puts(b, "</tr>\n");
     }
-    close_table(b);
+    html_table_end(b);
 }
 
 static void fusion_table(struct strbuf *b, const struct json *facts)
@@ -375,24 +319,24 @@ static void fusion_table(struct strbuf *b, const struct json *facts)
     if (!n)
         return;
     strbuf_puts(b, "<h3>Fusions, on layers of this model</h3>\n");
-    open_table(b, heads, ARRAY_LEN(heads), 4);
+    html_table(b, heads, ARRAY_LEN(heads), 4);
     for (size_t i = 0; i < n; i++) {
         const struct json *v = json_at(fact(facts, "fusions"), i);
         strbuf_puts(b, "<tr>");
-        text_cell(b, "key", fact_text(v, "name"));
-        text_cell(b, "", fact_text(v, "exactness"));
-        badge_cell(b, fact_true(v, "on")                 ? "on"
-                      : fact_number(v, "nodes", 0) == 0  ? "not applicable"
-                      : fact_number(v, "pieces", 0) == 0 ? "not checked"
-                      : fact_true(v, "accepted")         ? "off"
-                                                         : "failed");
-        text_cell(b, "", fact_text(v, "reason"));
-        number_cell(b, html_count, v, "nodes");
-        number_cell(b, html_scientific, v, "limit");
-        number_cell(b, html_scientific, v, "measured");
+        html_cell(b, "key", fact_text(v, "name"));
+        html_cell(b, "", fact_text(v, "exactness"));
+        html_badge_cell(b, fact_true(v, "on")                 ? "on"
+                           : fact_number(v, "nodes", 0) == 0  ? "not applicable"
+                           : fact_number(v, "pieces", 0) == 0 ? "not checked"
+                           : fact_true(v, "accepted")         ? "off"
+                                                              : "failed");
+        html_cell(b, "", fact_text(v, "reason"));
+        html_number_cell(b, html_count, v, "nodes");
+        html_number_cell(b, html_scientific, v, "limit");
+        html_number_cell(b, html_scientific, v, "measured");
         strbuf_puts(b, "</tr>\n");
     }
-    close_table(b);
+    html_table_end(b);
 }
 
 void section_numerics(struct strbuf *b, const struct report *r)
@@ -400,7 +344,7 @@ void section_numerics(struct strbuf *b, const struct report *r)
     const struct json *facts = r->facts[1], *ref = fact(facts, "reference"), *bits = fact(facts, "bits");
     html_section(b, "numerics", "Numbers", "");
     if (!facts) {
-        nothing(b, r, 1);
+        html_nothing(b, r, 1);
     } else {
         if (ref)
             reference_part(b, ref);
@@ -415,65 +359,6 @@ void section_numerics(struct strbuf *b, const struct report *r)
         html_pair(b, "Same bits", fact_text(bits, "evidence"));
         html_pair(b, "Payload", fact_text(facts, "payload.evidence"));
         strbuf_puts(b, "</dl>\n");
-    }
-    html_section_end(b);
-}
-
-/* ---- stage 4 */
-
-static void text_answer(struct strbuf *b, const struct json *c)
-{
-    const char *prompt = fact_text(c, "prompt"), *output = fact_text(c, "output");
-    if (*output) {
-        strbuf_puts(b, "<blockquote><bdi><span class=\"note\">");
-        html_text_n(b, prompt, strlen(prompt), 120);
-        strbuf_puts(b, "</span>");
-        html_text_n(b, output, strlen(output), 280);
-        strbuf_puts(b, "</bdi></blockquote>");
-    }
-    if (*fact_text(c, "why")) {
-        strbuf_puts(b, "<span class=\"note\">");
-        html_text(b, fact_text(c, "why"));
-        strbuf_puts(b, "</span>");
-    }
-}
-
-/* A case about more than one request has no times of its own: its text takes their place. */
-static void text_case(struct strbuf *b, const struct json *c)
-{
-    bool timed = fact(c, "ms.total") != NULL;
-    strbuf_puts(b, "<tr>");
-    text_cell(b, "key", fact_text(c, "name"));
-    passed_cell(b, fact_true(c, "passed"));
-    strbuf_puts(b, timed ? "<td>" : "<td colspan=\"7\">");
-    text_answer(b, c);
-    strbuf_puts(b, "</td>");
-    if (timed) {
-        number_cell(b, html_count, c, "prompt_tokens");
-        number_cell(b, html_count, c, "output_tokens");
-        number_cell(b, html_milliseconds, c, "ms.tokenize");
-        number_cell(b, html_milliseconds, c, "ms.first_token");
-        number_cell(b, html_milliseconds, c, "ms.decode");
-        number_cell(b, html_milliseconds, c, "ms.total");
-    }
-    strbuf_puts(b, "</tr>\n");
-}
-
-void section_text(struct strbuf *b, const struct report *r)
-{
-    static const char *const heads[] = {
-        "Case", "State", "Prompt and answer", "In", "Out", "Tokenize", "First", "Decode", "Total"};
-    size_t n = fact_count(r->facts[3], "cases");
-    html_section(
-        b, "text", "Text channel",
-        "Each case went through the service by HTTP. In and out are tokens; times are milliseconds.");
-    if (!n) {
-        nothing(b, r, 3);
-    } else {
-        open_table(b, heads, ARRAY_LEN(heads), 3);
-        for (size_t i = 0; i < n; i++)
-            text_case(b, json_at(fact(r->facts[3], "cases"), i));
-        close_table(b);
     }
     html_section_end(b);
 }
@@ -526,11 +411,11 @@ static void latency_rows(struct strbuf *b, const struct json *runs, const char *
     for (size_t i = 0; i < runs->n; i++) {
         const struct json *run = json_at(runs, i), *q = fact(run, key);
         strbuf_puts(b, "<tr>");
-        text_cell(b, "key", i == 0 ? word : "");
-        number_cell(b, html_count, run, "concurrency");
+        html_cell(b, "key", i == 0 ? word : "");
+        html_number_cell(b, html_count, run, "concurrency");
         for (size_t k = 0; k < ARRAY_LEN(columns); k++)
-            number_cell(b, html_milliseconds, q, columns[k]);
-        number_cell(b, html_count, q, "n");
+            html_number_cell(b, html_milliseconds, q, columns[k]);
+        html_number_cell(b, html_count, q, "n");
         strbuf_puts(b, "</tr>\n");
     }
 }
@@ -547,22 +432,22 @@ static void throughput_table(struct strbuf *b, const struct json *runs)
 {
     static const char *const heads[] = {"Concurrency", "Tokens from", "Requests", "Failed",
                                         "Tokens/s",    "Requests/s",  "Wall",     "Peak memory"};
-    open_table(b, heads, ARRAY_LEN(heads), 2);
+    html_table(b, heads, ARRAY_LEN(heads), 2);
     for (size_t i = 0; i < runs->n; i++) {
         const struct json *run = json_at(runs, i);
         strbuf_puts(b, "<tr><td class=\"key\">");
         html_count(b, fact_number(run, "concurrency", 0));
         strbuf_puts(b, "</td>");
-        text_cell(b, "", fact_text(run, "tokens_from"));
-        number_cell(b, html_count, run, "requests.sent");
-        number_cell(b, html_count, run, "requests.failed");
-        number_cell(b, one_decimal, run, "output_tokens_per_second");
-        number_cell(b, one_decimal, run, "requests_per_second");
-        number_cell(b, html_seconds, run, "seconds");
-        number_cell(b, html_bytes, run, "rss_peak");
+        html_cell(b, "", fact_text(run, "tokens_from"));
+        html_number_cell(b, html_count, run, "requests.sent");
+        html_number_cell(b, html_count, run, "requests.failed");
+        html_number_cell(b, one_decimal, run, "output_tokens_per_second");
+        html_number_cell(b, one_decimal, run, "requests_per_second");
+        html_number_cell(b, html_seconds, run, "seconds");
+        html_number_cell(b, html_bytes, run, "rss_peak");
         strbuf_puts(b, "</tr>\n");
     }
-    close_table(b);
+    html_table_end(b);
 }
 
 void section_latency(struct strbuf *b, const struct report *r)
@@ -573,7 +458,7 @@ void section_latency(struct strbuf *b, const struct report *r)
     html_section(b, "latency", "Latency and throughput",
                  "Measured over HTTP, from the moment a request was due.");
     if (!runs || runs->type != JSON_ARRAY || !runs->n) {
-        nothing(b, r, 4);
+        html_nothing(b, r, 4);
     } else {
         strbuf_puts(b, "<div class=\"two\">\n");
         latency_plot(b, runs, "ttft_samples_ms", "Time to first token");
@@ -581,12 +466,13 @@ void section_latency(struct strbuf *b, const struct report *r)
         strbuf_puts(b, "</div>\n<h3>Throughput</h3>\n");
         throughput_table(b, runs);
         strbuf_puts(b, "<h3>Latency</h3>\n");
-        open_table(b, heads, ARRAY_LEN(heads), 1);
+        html_table(b, heads, ARRAY_LEN(heads), 1);
         latency_rows(b, runs, "ttft_ms", "TTFT");
         latency_rows(b, runs, "tpot_ms", "TPOT");
         latency_rows(b, runs, "itl_ms", "ITL");
         latency_rows(b, runs, "e2e_ms", "E2E");
-        close_table(b);
+        html_table_end(b);
+        picture_load_part(b, fact(r->facts[4], "pictures"));
     }
     html_section_end(b);
 }
@@ -597,18 +483,18 @@ void section_service(struct strbuf *b, const struct report *r)
     size_t n = fact_count(r->facts[4], "service");
     html_section(b, "service", "Service interface", "");
     if (!n) {
-        nothing(b, r, 4);
+        html_nothing(b, r, 4);
     } else {
-        open_table(b, heads, ARRAY_LEN(heads), 9);
+        html_table(b, heads, ARRAY_LEN(heads), 9);
         for (size_t i = 0; i < n; i++) {
             const struct json *c = json_at(fact(r->facts[4], "service"), i);
             strbuf_puts(b, "<tr>");
-            text_cell(b, "key", fact_text(c, "name"));
-            passed_cell(b, fact_true(c, "passed"));
-            text_cell(b, "", fact_text(c, "detail"));
+            html_cell(b, "key", fact_text(c, "name"));
+            html_passed_cell(b, fact_true(c, "passed"));
+            html_cell(b, "", fact_text(c, "detail"));
             strbuf_puts(b, "</tr>\n");
         }
-        close_table(b);
+        html_table_end(b);
     }
     html_section_end(b);
 }

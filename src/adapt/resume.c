@@ -149,7 +149,9 @@ static int add_stage(struct job *j, unsigned stage, struct sha256 *s, struct err
         rc = rc ? rc : add_path(s, "program", o->program, e);
         return rc ? rc : add_text(s, "service", o->service_url);
     case STAGE_CHANNELS:
-        return add_number(s, "channels", 1);
+        rc = add_number(s, "channels", 2);
+        rc = rc ? rc : add_file(s, "picture reference", o->picture_reference, e);
+        return rc ? rc : add_file(s, "questions", o->questions, e);
     default:
         return add_number(s, "requests", o->stress_requests);
     }

@@ -3,7 +3,7 @@
  * Owns: stage 5: the service interface (OpenAI's shapes, errors, health, metrics, a client that leaves) and
  * the load at concurrency 1 and 8. Refuses: a figure without its failures beside it.
  */
-#include "adapt/probe.h"
+#include "adapt/stage5.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -11,7 +11,6 @@
 #include <string.h>
 
 #include "base/thread.h"
-#include "stress/stress.h"
 
 #define DEFAULT_REQUESTS 16
 #define STRESS_TOKENS    32
@@ -126,32 +125,6 @@ static void check_plain(struct interface *x, const char *path, const char *needs
     answer_release(&a);
 }
 
-/* The number after a metric's name and labels, or -1. Names differ between servers: any that ends so. */
-static double metric(const char *text, const char *name)
-{
-    size_t n = strlen(name);
-    for (const char *line = text; line && *line; line = strchr(line, '\n') ? strchr(line, '\n') + 1 : NULL) {
-        size_t word = strcspn(line, " {\n");
-        if (*line == '#' || word < n || memcmp(line + word - n, name, n) != 0)
-            continue;
-        const char *at = line + word + (line[word] == '{' ? strcspn(line + word, "}\n") + 1 : 0);
-        char *end;
-        double v = strtod(at, &end);
-        if (end != at)
-            return v;
-    }
-    return -1;
-}
-
-static double metric_now(struct job *j, const char *name)
-{
-    struct answer a;
-    probe_call(j, "/metrics", NULL, &a);
-    double v = a.status == 200 ? metric(strbuf_cstr(&a.raw), name) : -1;
-    answer_release(&a);
-    return v;
-}
-
 /* After a client left in mid-stream the pages must come back: running requests to 0 and free pages to what
  * they were. */
 static void check_leaving(struct interface *x)
@@ -160,13 +133,13 @@ static void check_leaving(struct interface *x)
     struct job *j = x->j;
     if (j->external)
         return;
-    double before = metric_now(j, pages), after = before, busy = 0;
+    double before = probe_metric(j, pages), after = before, busy = 0;
     uint32_t many = j->context > 400 ? 320 : j->context / 2;
     struct ask ask = {.text = "Once upon a time", .max_tokens = many ? many : 1, .stream = true};
     uint64_t chunks = probe_leave(j, &ask, 2), begin = clock_ns(), waited = 0;
     do {
-        after = metric_now(j, pages);
-        busy = metric_now(j, running);
+        after = probe_metric(j, pages);
+        busy = probe_metric(j, running);
         waited = clock_ns() - begin;
         if (after >= before && busy <= 0)
             break;
@@ -202,13 +175,28 @@ static void run_interface(struct job *j, struct json_writer *w)
 
 /* ---- load */
 
-struct load {
-    uint32_t sent, failed;
-    uint64_t peak;
-    char first_failure[200];
-};
+/* One run of the load: its figures, and the sums over all. */
+void load_add(struct job *j, struct json_writer *w, uint32_t concurrency, const struct stress_result *r,
+              struct load_total *load)
+{
+    struct strbuf text = STRBUF_INIT;
+    struct json_writer one;
+    json_writer_init(&one, &text, false);
+    stress_write_json(r, &one);
+    /* the result's own object, with the concurrency put before its first member */
+    if (!strbuf_failed(&text) && text.len > 1) {
+        char *whole = arena_printf(j->arena, "{\"concurrency\":%u,%s", concurrency, text.data + 1);
+        json_write_raw(w, whole ? whole : "null");
+    }
+    strbuf_release(&text);
+    load->sent += r->n_sent;
+    load->failed += r->n_failed;
+    load->peak = r->rss_peak > load->peak ? r->rss_peak : load->peak;
+    if (r->n_failed && !load->first_failure[0])
+        snprintf(load->first_failure, sizeof(load->first_failure), "%.190s", r->first_failure);
+}
 
-static int run_level(struct job *j, struct json_writer *w, uint32_t concurrency, struct load *load,
+static int run_level(struct job *j, struct json_writer *w, uint32_t concurrency, struct load_total *load,
                      struct err *e)
 {
     static const char *const prompts[] = {"Once upon a time", "The little dog ran to", "In the morning she",
@@ -230,21 +218,7 @@ static int run_level(struct job *j, struct json_writer *w, uint32_t concurrency,
     int rc = stress_run(&so, &r, e);
     if (rc)
         return rc;
-    struct strbuf text = STRBUF_INIT;
-    struct json_writer one;
-    json_writer_init(&one, &text, false);
-    stress_write_json(&r, &one);
-    /* the result's own object, with the concurrency put before its first member */
-    if (!strbuf_failed(&text) && text.len > 1) {
-        char *whole = arena_printf(j->arena, "{\"concurrency\":%u,%s", concurrency, text.data + 1);
-        json_write_raw(w, whole ? whole : "null");
-    }
-    strbuf_release(&text);
-    load->sent += n;
-    load->failed += r.n_failed;
-    load->peak = r.rss_peak > load->peak ? r.rss_peak : load->peak;
-    if (r.n_failed && !load->first_failure[0])
-        snprintf(load->first_failure, sizeof(load->first_failure), "%.190s", r.first_failure);
+    load_add(j, w, concurrency, &r, load);
     stress_result_release(&r);
     return ERR_OK;
 }
@@ -277,7 +251,7 @@ static void memory_after_load(struct job *j, struct json_writer *w, uint64_t pea
 int stage5_run(struct job *j, struct json_writer *w, struct err *e)
 {
     static const uint32_t levels[] = {1, 8};
-    struct load load = {0};
+    struct load_total load = {0};
     struct err why = {0};
     int rc = ERR_OK;
     (void)e;
@@ -297,6 +271,8 @@ int stage5_run(struct job *j, struct json_writer *w, struct err *e)
         rc = run_level(j, w, levels[i], &load, &why);
     }
     json_end_array(w);
+    if (!rc)
+        rc = picture_load_run(j, w, &load, &why);
     memory_after_load(j, w, load.peak);
     if (rc)
         finding_add(j->f, FINDING_S003, "load", "%s", why.message);
@@ -308,6 +284,6 @@ int stage5_run(struct job *j, struct json_writer *w, struct err *e)
         job_row(j, ROW_SERVICE, ROW_FAILED, "%u of %u requests of the load failed; see the findings",
                 load.failed, load.sent);
     stage_say(j, STAGE_STRESS, failed ? STAGE_FAILED : STAGE_PASSED,
-              "%u requests at concurrency 1 and 8, %u failed", load.sent, load.failed);
+              "%u requests at concurrency 1 and 8, %u failed%s", load.sent, load.failed, load.pictures);
     return ERR_OK;
 }

@@ -17,6 +17,8 @@ struct adapt_arguments {
 enum {
     KEY_OUT = 0x2000,
     KEY_REFERENCE,
+    KEY_PICTURE_REFERENCE,
+    KEY_QUESTIONS,
     KEY_COMM,
     KEY_CONTEXT,
     KEY_SERVICE,
@@ -31,6 +33,10 @@ static const struct argp_option options[] = {
     {"out", KEY_OUT, "DIR", 0, "where the report goes (default ./day0-report)", 1},
     {"reference", KEY_REFERENCE, "FILE", 0,
      "recorded logits and probes to judge the numbers by (safetensors)", 1},
+    {"picture-reference", KEY_PICTURE_REFERENCE, "FILE", 0,
+     "a recorded conversation with pictures to judge the image channel by (safetensors)", 1},
+    {"questions", KEY_QUESTIONS, "FILE", 0,
+     "questions on pictures whose answers or prompt tokens are known (JSON)", 1},
     {"service", KEY_SERVICE, "URL", 0, "examine this server instead of starting one", 1},
     {"context", KEY_CONTEXT, "N", 0, "tokens of one request (default: the model's limit, at most 4096)", 1},
     {"requests", KEY_REQUESTS, "N", 0, "load-test requests at each concurrency (default 16)", 1},
@@ -58,6 +64,12 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         break;
     case KEY_REFERENCE:
         a->adapt.reference = arg;
+        break;
+    case KEY_PICTURE_REFERENCE:
+        a->adapt.picture_reference = arg;
+        break;
+    case KEY_QUESTIONS:
+        a->adapt.questions = arg;
         break;
     case KEY_SERVICE:
         a->adapt.service_url = arg;

@@ -190,6 +190,14 @@ struct picture_plan;
 int prompt_picture_message(const struct prompt_pixels *pixels, const struct picture_shape *shape,
                            struct picture_plan **out, size_t *bytes, struct err *e);
 
+/* The image processor of the directory, as long as the front lives; NULL: none, or refused. */
+const struct image_processor *prompt_processor(const struct prompt_front *p);
+/* The same by another processor that plans the same sizes, and with red and blue exchanged: what somebody
+ * makes who has them wrong. */
+int prompt_picture_make_by(const struct prompt_front *p, const struct prompt_picture *picture,
+                           const struct image_processor *by, bool bgr, const struct image_limits *limits,
+                           struct arena *arena, struct prompt_pixels *out, struct err *e);
+
 /* Findings I001 to I003: what keeps a model whose architecture file has rules for pictures from taking any.
  */
 int prompt_check_pictures(const struct prompt_front *p, struct findings *f, struct err *e);

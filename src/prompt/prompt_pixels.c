@@ -239,17 +239,32 @@ static int make_inputs(struct making *k, const float *pixels)
     return add_inputs(k);
 }
 
-int prompt_picture_make(const struct prompt_front *p, const struct prompt_picture *picture,
-                        const struct image_limits *limits, struct arena *arena, struct prompt_pixels *out,
-                        struct err *e)
+const struct image_processor *prompt_processor(const struct prompt_front *p)
 {
-    const struct image_processor *w = &p->eyes->processor;
+    return p->eyes && p->eyes->refused.code == 0 ? &p->eyes->processor : NULL;
+}
+
+static void reverse_colours(struct image *m)
+{
+    for (size_t i = 0; i < (size_t)m->info.width * m->info.height; i++) {
+        const uint8_t red = m->rgb[3 * i];
+        m->rgb[3 * i] = m->rgb[3 * i + 2];
+        m->rgb[3 * i + 2] = red;
+    }
+}
+
+int prompt_picture_make_by(const struct prompt_front *p, const struct prompt_picture *picture,
+                           const struct image_processor *w, bool bgr, const struct image_limits *limits,
+                           struct arena *arena, struct prompt_pixels *out, struct err *e)
+{
     struct making k = {.p = p, .m = picture, .arena = arena, .out = out, .e = e};
     struct image m;
     float *pixels;
     *out = (struct prompt_pixels){.n_rows = picture->n_rows};
     const uint64_t begin = clock_ns();
     int rc = image_decode(picture->bytes, picture->n, limits, w->alpha, arena, &m, e);
+    if (rc == 0 && bgr)
+        reverse_colours(&m);
     if (rc == 0)
         rc = make_key(w, &m, out->key, e);
     const uint64_t decoded = clock_ns();
@@ -260,4 +275,11 @@ int prompt_picture_make(const struct prompt_front *p, const struct prompt_pictur
     out->decode_ns = decoded - begin;
     out->process_ns = clock_ns() - decoded;
     return rc;
+}
+
+int prompt_picture_make(const struct prompt_front *p, const struct prompt_picture *picture,
+                        const struct image_limits *limits, struct arena *arena, struct prompt_pixels *out,
+                        struct err *e)
+{
+    return prompt_picture_make_by(p, picture, &p->eyes->processor, false, limits, arena, out, e);
 }

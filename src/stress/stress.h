@@ -26,6 +26,7 @@ struct stress_options {
     pid_t pid;           /* server process for memory, 0: unknown */
     bool ignore_eos;     /* ask for ignore_eos so that every answer has max_tokens tokens */
     bool chat;           /* /v1/chat/completions instead of /v1/completions */
+    bool messages;       /* of a chat: prompts are conversations, JSON arrays of messages */
     struct log *log;
 };
 

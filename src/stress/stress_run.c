@@ -147,6 +147,10 @@ static void write_prompt(const struct run *r, uint32_t i, struct json_writer *w)
         return;
     }
     json_key(w, "messages");
+    if (r->o->messages && r->o->n_prompts) {
+        json_write_raw(w, text);
+        return;
+    }
     json_begin_array(w);
     json_begin_object(w);
     json_put_string(w, "role", "user");

@@ -7,6 +7,7 @@
 #include <fcntl.h>
 #include <limits.h>
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -114,6 +115,75 @@ static int read_logits(struct reader *in, struct err *e)
     return read_floats(in, t, &r->logits, e);
 }
 
+/* picture.0, picture.1, ...: files as they are. */
+static int read_pictures(struct reader *in, struct err *e)
+{
+    struct reference *r = in->r;
+    char name[32];
+    while (snprintf(name, sizeof name, "picture.%zu", r->n_pictures), find(in, name))
+        r->n_pictures++;
+    r->pictures = arena_alloc_n(&r->arena, r->n_pictures + 1, sizeof *r->pictures);
+    if (!r->pictures)
+        return err_set(e, ERR_NOMEM, "%s: no memory for pictures", in->path);
+    for (size_t i = 0; i < r->n_pictures; i++) {
+        snprintf(name, sizeof name, "picture.%zu", i);
+        const struct ckpt_tensor *t = find(in, name);
+        void *bytes = arena_alloc(&r->arena, (size_t)t->bytes + 1);
+        if (t->dtype != D0_U8 || t->n_dims != 1)
+            return err_set(e, ERR_FORMAT, "%s: %s must be U8 of shape [bytes]", in->path, name);
+        if (!bytes)
+            return err_set(e, ERR_NOMEM, "%s: no memory for %s", in->path, name);
+        int rc = file_pread(in->fd, in->path, bytes, (size_t)t->bytes, t->offset, e);
+        if (rc)
+            return rc;
+        r->pictures[i] = (struct reference_picture){bytes, (size_t)t->bytes};
+    }
+    return ERR_OK;
+}
+
+static int read_grids(struct reader *in, struct err *e)
+{
+    struct reference *r = in->r;
+    const struct ckpt_tensor *t = find(in, "grids");
+    if (!t)
+        return ERR_OK;
+    if (t->dtype != D0_I32 || t->n_dims != 2 || t->dims[1] != 3)
+        return err_set(e, ERR_FORMAT, "%s: grids must be I32 of shape [pictures, 3]", in->path);
+    int32_t *grids = arena_alloc(&r->arena, (size_t)t->bytes + 1);
+    if (!grids)
+        return err_set(e, ERR_NOMEM, "%s: no memory for grids", in->path);
+    r->grids = grids;
+    r->n_grids = (size_t)t->dims[0];
+    return file_pread(in->fd, in->path, grids, (size_t)t->bytes, t->offset, e);
+}
+
+/* What a conversation with pictures has besides. */
+static int read_conversation(struct reader *in, struct err *e)
+{
+    struct reference *r = in->r;
+    const struct ckpt_tensor *t = find(in, "pixel_values");
+    int rc = read_pictures(in, e);
+    if (rc == 0)
+        rc = read_grids(in, e);
+    if (rc || !t)
+        return rc;
+    if (t->n_dims < 2 || t->dims[0] < 1 || t->bytes == 0)
+        return err_set(e, ERR_FORMAT, "%s: pixel_values must be [patches, width]", in->path);
+    uint64_t n = 0;
+    rc = read_floats(in, t, &r->pixels, e);
+    if (rc == 0 && shape_elements(t->dims, t->n_dims, &n)) {
+        r->n_patches = (size_t)t->dims[0];
+        r->patch_width = (size_t)(n / r->n_patches);
+    }
+    return rc;
+}
+
+static bool of_conversation(const char *name)
+{
+    return strcmp(name, "pixel_values") == 0 || strcmp(name, "grids") == 0 ||
+           strncmp(name, "picture.", 8) == 0;
+}
+
 /* Every other tensor of a float type is a probe [T, width...]; integers are choices that a recording handed
  * on. */
 static int read_probes(struct reader *in, struct err *e)
@@ -126,7 +196,7 @@ static int read_probes(struct reader *in, struct err *e)
         const struct ckpt_tensor *t = &in->file.tensors[i];
         if (strcmp(t->name, "token_ids") == 0 || strcmp(t->name, "logits") == 0)
             continue;
-        if (t->dtype == D0_I32)
+        if (t->dtype == D0_I32 || of_conversation(t->name))
             continue;
         uint64_t n;
         if (t->n_dims < 2 || !shape_elements(t->dims, t->n_dims, &n) || (uint64_t)t->dims[0] != r->n_ids ||
@@ -155,6 +225,8 @@ static int read_metadata(struct reader *in, struct err *e)
     r->producer = producer && *producer ? producer : "unknown";
     r->precision = precision && *precision ? precision : "float32";
     r->greedy = greedy && (strcmp(greedy, "true") == 0 || strcmp(greedy, "1") == 0);
+    r->messages = meta(in, "messages");
+    r->rendered = meta(in, "rendered");
     r->n_prompt = r->n_ids;
     int64_t n;
     if (prompt) {
@@ -194,6 +266,8 @@ int reference_open(struct reference **out, const char *path, struct err *e)
         rc = read_logits(&in, e);
     if (rc == 0)
         rc = read_probes(&in, e);
+    if (rc == 0)
+        rc = read_conversation(&in, e);
     if (rc == 0)
         rc = sha256_file(path, r->sha256, e);
     if (in.fd >= 0)

@@ -119,6 +119,17 @@ struct reference { /* safetensors: "token_ids" I32/I64 [T], "logits" F32 [T, V],
         size_t rows, width;
     } * probes;
     size_t n_probes;
+    /* of a conversation with pictures; NULL and 0 where the file has none */
+    const char *messages, *rendered; /* JSON, a picture is {"type": "image"}; text before placeholders */
+    const float *pixels;             /* [n_patches, patch_width], as an image processor gives them */
+    size_t n_patches, patch_width;
+    const int32_t *grids; /* [n_grids, 3] time, height, width in patches */
+    size_t n_grids;
+    struct reference_picture { /* the files */
+        const void *bytes;
+        size_t n;
+    } * pictures;
+    size_t n_pictures;
 };
 int reference_open(struct reference **out, const char *path, struct err *e);
 void reference_close(struct reference *r);
@@ -195,5 +206,91 @@ struct verify_text_result {
 };
 void verify_text(const int32_t *ids, const float *logprobs, size_t n, const char *text,
                  struct verify_text_result *out);
+
+/* ---- channels: a conversation on its way to an answer, step by step, computed here. Each step can be done
+ * otherwise on purpose, as a faulty server or directory would do it. ---- */
+enum channel_step {
+#define STEP(ID, name) CHANNEL_AT_##ID,
+#include "verify/channel_steps.def"
+#undef STEP
+    CHANNEL_STEPS
+};
+const char *channel_step_name(enum channel_step s); /* "rendered text" "ids" "pixels" ... */
+
+enum channel_change {
+#define CHANGE(ID, ...) CHANNEL_##ID,
+#include "verify/channel_changes.def"
+#undef CHANGE
+    CHANNEL_CHANGES
+};
+#define CHANNEL_BIT(c) (1u << (c))
+struct channel_change_info {
+    const char *name;
+    bool image; /* of the image channel; else of text */
+    enum channel_step step;
+    enum finding_id finding;
+    const char *as_if; /* "mean and std of the image processor were swapped" */
+};
+const struct channel_change_info *channel_change_info(enum channel_change c);
+
+/* The caller's, as long as a call takes. spec was opened with images where it has a tower. */
+struct channel_model {
+    struct dev *dev;
+    struct ckpt *ckpt;
+    const struct spec *spec;
+    const struct prompt_front *front;
+    struct d0 *d0;      /* may be NULL */
+    prompt_fetch fetch; /* for parts that are no data: URL; NULL: none */
+    void *fetch_ctx;
+    const enum image_backend *backend; /* how resizing rounds; NULL: as the directory's processor does */
+};
+
+struct channel_case {
+    uint32_t changes;
+    enum channel_step at; /* where channel_make failed */
+    const char *rendered;
+    int32_t *ids; /* [n] */
+    size_t n;
+    struct prompt_pictures pictures;
+    struct prompt_pixels *pixels;       /* [pictures.n] */
+    struct prompt_layout layout;        /* of n tokens */
+    size_t n_rows;                      /* of features, all pictures together */
+    float *features[SPEC_MAX_FEATURES]; /* [n_rows, hidden] after channel_features */
+};
+
+/* Messages to ids, placeholders, places and pixels, with the changes of the mask. Everything in the arena.
+ * ERR_MISSING: a change has nothing to change here (no system turn, one picture only, ...); errors of prompt
+ * and image otherwise. */
+int channel_make(const struct channel_model *m, const struct json *messages, uint32_t changes,
+                 struct arena *arena, struct channel_case *out, struct err *e);
+/* Is this error what directory and conversation make of each other (sizes, counts, a template that refuses),
+ * not what keeps us from computing? */
+bool channel_refused(int rc);
+/* Runs the tower on each picture alone. Nothing to do without pictures. ERR_UNSUPPORTED: no graph of a tower.
+ */
+int channel_features(const struct channel_model *m, struct channel_case *c, struct arena *arena,
+                     struct err *e);
+/* After channel_features: logits [n_rows, vocab] behind the tokens from..from + n_rows - 1 of the case's ids
+ * followed by `answer` (n_answer ids, which count on as text). In the arena. ERR_INVALID: no such tokens;
+ * ERR_MISSING: the case asks for other sections of the rotation, and there are none to change. */
+int channel_logits(const struct channel_model *m, const struct channel_case *c, const int32_t *answer,
+                   size_t n_answer, size_t from, size_t n_rows, struct arena *arena, float **logits,
+                   struct err *e);
+/* Log-probability of one id under logits [vocab]. */
+double channel_logprob(const float *logits, size_t vocab, int32_t id);
+
+/* What a step was held against, and how that came out. */
+struct channel_held {
+    enum channel_step step;
+    bool held, equal;
+    double figure, limit; /* NAN where there is no number */
+    const char *words;
+};
+/* The directory against a reference with pictures (docs/references.md), step by step; steps [CHANNEL_STEPS],
+ * words in the arena. The first step that differs becomes a finding with the change, if one explains it; what
+ * comes behind it is held all the same where it can be, and makes none. N006: the reference is of another
+ * model. */
+int channel_reference(const struct channel_model *m, const struct reference *r, struct arena *arena,
+                      struct channel_held steps[CHANNEL_STEPS], struct findings *f, struct err *e);
 
 #endif

@@ -133,6 +133,9 @@ static void test_wrong_facts(void **state)
         "{}",
         "1",
         "null",
+        "{\"image\":{\"cases\":[1,{\"pictures\":{}}],\"reference\":{\"steps\":3},\"self\":{}},\"segments\":["
+        "7],"
+        "\"pictures\":{\"busy\":[null]}}",
         "{\"plan\":[],\"runs\":{},\"cases\":3,\"pieces\":\"x\",\"host\":1,\"service\":{},\"reference\":{}}",
         "{\"runs\":[1,null,{\"ttft_ms\":[],\"ttft_samples_ms\":[null,\"x\",-1,1e300],\"itl_samples_ms\":{}}],"
         "\"plan\":{\"predicted\":{\"weights\":-5,\"kv\":1e300}},"
@@ -144,18 +147,39 @@ static void test_wrong_facts(void **state)
         for (size_t k = 0; k < REPORT_STAGES; k++)
             x.report.facts[k] = fixture_json(&x, wrong[i]);
         char *text = page(&x);
-        assert_int_equal(count(text, "<section"), 12);
-        assert_int_equal(count(text, "</section>"), 12);
+        assert_int_equal(count(text, "<section"), 13);
+        assert_int_equal(count(text, "</section>"), 13);
         assert_null(strstr(text, "nan"));
         assert_null(strstr(text, "=\"inf"));
         free(text);
         for (size_t k = 0; k < REPORT_STAGES; k++)
             x.report.facts[k] = NULL;
         text = page(&x);
-        assert_int_equal(count(text, "</section>"), 12);
+        assert_int_equal(count(text, "</section>"), 13);
         free(text);
         fixture_close(&x);
     }
+}
+
+/* A picture is shown if it is a data: URL of a picture and nothing else; it never closes its attribute. */
+static void test_pictures(void **state)
+{
+    (void)state;
+    struct fixture x;
+    fixture_open(&x, true);
+    x.report.facts[3] = fixture_json(
+        &x,
+        "{\"image\":{\"cases\":[{\"name\":\"a\",\"state\":\"answered\",\"question\":\"q\",\"answer\":\"<u>\","
+        "\"pictures\":[\"data:image/png;base64,AAAA\",\"http://elsewhere/p.png\","
+        "\"data:image/png;base64,AA\\\" onload=\\\"x\",\"data:text/html;base64,AAAA\"]}]}}");
+    char *text = page(&x);
+    assert_int_equal(count(text, "<img"), 1);
+    assert_non_null(strstr(text, "src=\"data:image/png;base64,AAAA\""));
+    assert_null(strstr(text, "http://elsewhere"));
+    assert_null(strstr(text, "onload"));
+    assert_null(strstr(text, "<u>"));
+    free(text);
+    fixture_close(&x);
 }
 
 /* Numbers inside d="..." and coordinate attributes: digits, signs, dots, commas and path letters only. */
@@ -414,6 +438,7 @@ int main(void)
         cmocka_unit_test(test_self_consistent_is_not_passed),
         cmocka_unit_test(test_hostile_names),
         cmocka_unit_test(test_wrong_facts),
+        cmocka_unit_test(test_pictures),
         cmocka_unit_test(test_svg_of_hostile_numbers),
         cmocka_unit_test(test_positions_keep_the_peak),
         cmocka_unit_test(test_numbers),

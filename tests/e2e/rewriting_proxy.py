@@ -1,0 +1,109 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Stands before a server and spoils what passes, for channels.sh. Standard library only.
+
+    rewriting_proxy.py PORT_FILE UPSTREAM_URL FAULT     fault: none, bgr (red and blue of PNGs), swapped (pictures), fewer (one prompt token a picture is not counted)
+"""
+import base64
+import json
+import os
+import struct
+import sys
+import urllib.error
+import urllib.request
+import zlib
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+UPSTREAM, FAULT = sys.argv[2], sys.argv[3]
+
+
+def chunks(png):
+    at = 8
+    while at < len(png):
+        n, = struct.unpack(">I", png[at:at + 4])
+        yield png[at + 4:at + 8], png[at + 8:at + 8 + n]
+        at += 12 + n
+
+
+def bgr(png):
+    """8 bits, RGB, rows without filters: as stage 4 makes them."""
+    parts = list(chunks(png))
+    width, height, depth, colour = struct.unpack(">IIBB", parts[0][1][:10])
+    raw = bytearray(zlib.decompress(b"".join(d for t, d in parts if t == b"IDAT")))
+    assert depth == 8 and colour == 2
+    for y in range(height):
+        row = y * (1 + 3 * width)
+        assert raw[row] == 0
+        a, b = raw[row + 1:row + 1 + 3 * width:3], raw[row + 3:row + 1 + 3 * width:3]
+        raw[row + 1:row + 1 + 3 * width:3], raw[row + 3:row + 1 + 3 * width:3] = b, a
+
+    def chunk(kind, data):
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+    return png[:8] + chunk(b"IHDR", parts[0][1]) + chunk(b"IDAT", zlib.compress(bytes(raw))) + chunk(b"IEND", b"")
+
+
+def images(body):
+    for m in body.get("messages", []):
+        if isinstance(m.get("content"), list):
+            for part in m["content"]:
+                if part.get("type") == "image_url":
+                    yield part["image_url"]
+
+
+def spoil_request(body):
+    found = list(images(body))
+    if FAULT == "swapped":
+        urls = [p["url"] for p in found][::-1]
+        for p, url in zip(found, urls):
+            p["url"] = url
+    elif FAULT == "bgr":
+        for p in found:
+            head, data = p["url"].split(",", 1)
+            p["url"] = head + "," + base64.b64encode(bgr(base64.b64decode(data))).decode()
+    return len(found)
+
+
+class Proxy(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.0"
+
+    def log_message(self, *args):
+        pass
+
+    def forward(self, data):
+        n = 0
+        if data and self.path == "/v1/chat/completions":
+            try:
+                body = json.loads(data)
+                n = spoil_request(body)
+                data = json.dumps(body).encode()
+            except (ValueError, KeyError, AttributeError):
+                pass
+        request = urllib.request.Request(UPSTREAM + self.path, data=data, headers={"Content-Type": "application/json"} if data else {})
+        try:
+            with urllib.request.urlopen(request, timeout=100) as r:
+                status, kind, out = r.status, r.headers.get("Content-Type", ""), r.read()
+        except urllib.error.HTTPError as e:
+            status, kind, out = e.code, e.headers.get("Content-Type", ""), e.read()
+        if FAULT == "fewer" and n and status == 200 and "json" in kind:
+            answer = json.loads(out)
+            answer["usage"]["prompt_tokens"] -= n
+            answer["usage"]["total_tokens"] -= n
+            out = json.dumps(answer).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(out)))
+        self.end_headers()
+        self.wfile.write(out)
+
+    def do_GET(self):
+        self.forward(None)
+
+    def do_POST(self):
+        self.forward(self.rfile.read(int(self.headers.get("Content-Length", "0"))))
+
+
+server = ThreadingHTTPServer(("127.0.0.1", 0), Proxy)
+with open(sys.argv[1] + ".new", "w") as f:
+    f.write("%d\n" % server.server_address[1])
+os.rename(sys.argv[1] + ".new", sys.argv[1])
+server.serve_forever()
