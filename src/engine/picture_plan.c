@@ -23,6 +23,8 @@ static const char *role_name(uint32_t role)
                                         [D0_INPUT_MERGE] = "merge",
                                         [D0_INPUT_TABLE_ROWS] = "table_rows",
                                         [D0_INPUT_TABLE_WEIGHTS] = "table_weights",
+                                        [D0_INPUT_CLASS_ROWS] = "class_rows",
+                                        [D0_INPUT_LINE_ROWS] = "line_rows",
                                         [D0_INPUT_FEATURE_OF] = "feature_of"};
     return role < ARRAY_LEN(names) && names[role] ? names[role] : "an input";
 }
