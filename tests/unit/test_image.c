@@ -364,7 +364,7 @@ static void test_jpeg_scans(void **state)
 static void test_jpeg_markers(void **state)
 {
     (void)state;
-    enum { N = 150000 };
+    enum { N = 50000 };
     struct arena a;
     struct err e = {0};
     struct image_info info;
