@@ -40,6 +40,8 @@ struct session_options {
     uint32_t max_patches;    /* of one picture; 0: 16,384, halved until all that pictures take is at most an
                               * eighth of the memory, down to 1,024 */
     uint32_t n_feature_rows; /* of pictures of all running requests; 0: four of the largest */
+    uint64_t picture_bytes;  /* host memory for files and messages of pictures of all requests; 0: 2 GiB, but
+                              * at  most a sixteenth of the memory, or two messages of the largest picture */
     struct load_progress *progress;
 };
 
@@ -53,7 +55,8 @@ struct session {
     struct prompt_front *front;
     struct plan_memory memory; /* predicted */
     uint32_t context;
-    char no_pictures[256]; /* why none are taken, where that was not asked for; else "" */
+    uint64_t picture_bytes; /* as asked, or chosen; part of memory.pictures; 0 where no pictures are taken */
+    char no_pictures[256];  /* why none are taken, where that was not asked for; else "" */
 };
 
 /* Opens everything. What is wrong with the model becomes findings: the return is then ERR_MISMATCH with the

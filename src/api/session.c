@@ -19,7 +19,9 @@
 #define DEFAULT_STEP_TOKENS 256
 #define DEFAULT_PATCHES     16384
 #define FEWEST_PATCHES      1024
-#define PICTURE_SHARE       8 /* of the memory, at most one part in so many */
+#define PICTURE_SHARE       8  /* of the memory, at most one part in so many */
+#define WAITING_SHARE       16 /* the same of pictures that wait */
+#define MOST_WAITING        (UINT64_C(2) << 30)
 
 static int first_finding(const struct findings *f, struct err *e)
 {
@@ -165,6 +167,21 @@ static void size_rows(const struct session *s, const struct session_options *o, 
     p->n_feature_rows = all ? (uint32_t)all : 1;
 }
 
+/* What pictures hold before their requests have ended is part of the plan, or it would come on top. */
+static int size_waiting(const struct session *s, const struct session_options *o, struct plan_options *p,
+                        struct err *e)
+{
+    struct picture_shape shape;
+    int rc = picture_shape(s->spec->vision, &shape, e);
+    uint64_t message = rc ? 0 : picture_plan_bytes(&shape, p->max_patches, p->max_picture_rows), share;
+    if (rc == ERR_OK && !message)
+        message = PICTURE_MAX_BYTES; /* the largest pictures will be refused one by one */
+    share = p->memory_bytes / WAITING_SHARE;
+    share = share < MOST_WAITING ? share : MOST_WAITING;
+    p->waiting_bytes = o->picture_bytes ? o->picture_bytes : share > 2 * message ? share : 2 * message;
+    return rc;
+}
+
 /* The largest picture: as asked, or as the memory allows beside one request's context. */
 static int fit_pictures(struct session *s, const struct session_options *o, struct plan_options *p,
                         struct err *e)
@@ -173,10 +190,13 @@ static int fit_pictures(struct session *s, const struct session_options *o, stru
     p->context_tokens = s->context;
     for (;; p->max_patches /= 2) {
         size_rows(s, o, p);
-        int rc = plan_single(s->spec, p, &s->memory, e);
+        int rc = size_waiting(s, o, p, e);
+        if (rc == ERR_OK)
+            rc = plan_single(s->spec, p, &s->memory, e);
         if (rc != ERR_OK)
             return rc;
-        bool share = o->max_patches || s->memory.pictures <= p->memory_bytes / PICTURE_SHARE;
+        bool share =
+            o->max_patches || s->memory.pictures - p->waiting_bytes <= p->memory_bytes / PICTURE_SHARE;
         if (s->memory.fits && (share || p->max_patches <= FEWEST_PATCHES))
             return ERR_OK;
         if (o->max_patches || p->max_patches <= FEWEST_PATCHES)
@@ -206,8 +226,10 @@ static int settle_pictures(struct session *s, const struct session_options *o, s
     int rc = tower_runs(s, &why);
     if (rc == ERR_OK)
         rc = fit_pictures(s, o, p, &why);
-    if (rc == ERR_OK)
+    if (rc == ERR_OK) {
+        s->picture_bytes = p->waiting_bytes;
         return ERR_OK;
+    }
     if (o->images == SESSION_IMAGES_ON || (rc != ERR_UNSUPPORTED && rc != ERR_NOMEM)) {
         if (e)
             *e = why;
@@ -215,6 +237,7 @@ static int settle_pictures(struct session *s, const struct session_options *o, s
     }
     snprintf(s->no_pictures, sizeof s->no_pictures, "%.255s", why.message);
     p->max_patches = p->max_picture_rows = p->n_feature_rows = 0;
+    p->waiting_bytes = 0;
     if (!s->spec->vision && !has_places(s->spec->graph))
         return ERR_OK; /* it is so already */
     findings_init(&again, &d0->mem);

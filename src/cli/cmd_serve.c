@@ -66,12 +66,12 @@ static const struct argp_option options[] = {
     {"no-prefix-cache", KEY_NO_PREFIX, NULL, 0, "compute every prompt anew", 2},
     {"no-images", KEY_NO_IMAGES, NULL, 0, "take no pictures: the tower is not loaded", 3},
     {"max-images", KEY_IMAGES, "N", 0, "pictures of one request (default 32)", 3},
-    {"max-patches", KEY_PATCHES, "N", 0, "patches of one picture (default 4096, or what memory allows)", 3},
+    {"max-patches", KEY_PATCHES, "N", 0, "patches of one picture (default 16384, or what memory allows)", 3},
     {"image-tokens", KEY_ROWS, "N", 0,
      "tokens of pictures held for all running requests (default: four of the largest pictures)", 3},
     {"max-pixels", KEY_PIXELS, "N", 0, "pixels of one picture (default 67108864)", 3},
     {"image-memory", KEY_IMAGE_MEMORY, "BYTES", 0,
-     "host memory for files and patches of all requests (default 2 GiB)", 3},
+     "host memory for files and patches of all requests (default 2 GiB, or a sixteenth of the memory)", 3},
     {"image-threads", KEY_IMAGE_THREADS, "N", 0,
      "host threads that decode and process pictures (default: a quarter of the cores, at most 8)", 3},
     {"fuse", KEY_FUSE, "NAMES", 0,
@@ -144,7 +144,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         a->serve.max_pixels = (uint64_t)cli_int(state, "--max-pixels", arg, 1, (int64_t)IMAGE_MAX_PIXELS);
         break;
     case KEY_IMAGE_MEMORY:
-        a->serve.picture_bytes = cli_bytes(state, "--image-memory", arg);
+        a->session.picture_bytes = cli_bytes(state, "--image-memory", arg);
         break;
     case KEY_IMAGE_THREADS:
         a->serve.picture_threads = (unsigned)cli_int(state, "--image-threads", arg, 1, 64);
@@ -198,6 +198,7 @@ static int serve_session(struct serve_arguments *a, struct session *session, con
     struct d0 *d0 = a->common.d0;
     a->serve.predicted_bytes = session->memory.total;
     a->serve.max_context = session->context;
+    a->serve.picture_bytes = session->picture_bytes;
     a->serve.activations = spec_activations_name(session->spec->activations);
     struct serve *s = NULL;
     int rc = serve_open(&s, session->engine, session->front, &a->serve, d0, e);

@@ -231,6 +231,9 @@ struct image_rows {
     int32_t *line_rows;   /* [R] 0 in rows that end a line, else -1 */
 };
 
+/* T of these grids, class rows too, without a look at whether they fit; UINT64_MAX: more than that many. */
+uint64_t image_tower_patches(const struct image_tower *tower, const struct image_grid *grids, size_t n);
+
 #define IMAGE_MAX_PATCHES ((uint64_t)1 << 22) /* of all pictures together, class rows included */
 
 /* Everything in the arena. ERR_INVALID (a side of 0, or that is no multiple of merge; a grid

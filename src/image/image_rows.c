@@ -20,6 +20,16 @@ struct laying {
     size_t merged;     /* next of the rows that leave */
 };
 
+uint64_t image_tower_patches(const struct image_tower *tower, const struct image_grid *grids, size_t n)
+{
+    uint64_t all = 0, k;
+    for (size_t i = 0; i < n; i++) /* a frame has at most 2^64 - 2^33 + 1 patches, and one row more */
+        if (!mul_u64((uint64_t)grids[i].h * grids[i].w + tower->class_row, grids[i].t, &k) ||
+            !add_u64(all, k, &all))
+            return UINT64_MAX;
+    return all;
+}
+
 /* Rows that leave a grid, or the canvas that begins with it. ERR_INVALID: tiles of it are missing or unlike.
  */
 static int count_features(const struct image_tower *w, const struct image_grid *grids, size_t n,
@@ -74,24 +84,23 @@ static int check_tower(const struct image_tower *w, struct err *e)
 static int count_rows(const struct image_tower *w, const struct image_grid *grids, size_t n,
                       struct image_rows *out, struct err *e)
 {
-    uint64_t all = 0, patches = 0, merged = 0, k;
+    const uint64_t all = image_tower_patches(w, grids, n);
+    uint64_t classes = 0, merged = 0, k;
     size_t used = 1;
     int rc = check_tower(w, e);
     for (size_t i = 0; rc == 0 && i < n; i++) {
-        const struct image_grid *g = &grids[i];
-        if ((rc = check_grid(w, g, i, e)))
-            return rc;
-        if (!mul_u64(g->h, g->w, &k) || !mul_u64(k, g->t, &k) || !add_u64(patches, k, &patches) ||
-            !add_u64(all, k + (w->class_row ? g->t : 0), &all) || all > IMAGE_MAX_PATCHES)
-            return err_set(e, ERR_LIMIT, "more than %llu patches of pictures",
-                           (unsigned long long)IMAGE_MAX_PATCHES);
+        rc = check_grid(w, &grids[i], i, e);
+        classes += w->class_row ? grids[i].t : 0;
     }
+    if (rc == 0 && all > IMAGE_MAX_PATCHES)
+        rc = err_set(e, ERR_LIMIT, "more than %llu patches of pictures",
+                     (unsigned long long)IMAGE_MAX_PATCHES);
     for (size_t i = 0; rc == 0 && i < n; i += used) {
         rc = count_features(w, &grids[i], n - i, &k, &used, e);
         merged += rc ? 0 : k; /* at most one a patch and one a line, so far from any limit */
     }
     out->n_rows = (size_t)all;
-    out->n_patches = (size_t)patches;
+    out->n_patches = (size_t)(all - classes);
     out->n_merged = (size_t)merged;
     return rc;
 }

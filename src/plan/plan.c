@@ -288,6 +288,7 @@ static int plan_pictures(const struct spec *s, const struct plan_options *o, uin
     if (!rc)
         rc = plan_graph(o, g, dims, &step, e);
     uint64_t bytes = sat_add(sat_add(step.scratch, step.device), store_bytes(s, o)), one;
+    bytes = sat_add(bytes, o->waiting_bytes);
     for (uint32_t i = 0; !rc && i < g->n_values; i++) {
         if (g->values[i].kind == D0_VALUE_WEIGHT)
             bytes = sat_add(bytes, weight_share(&g->values[i], &g->info[i], 1));

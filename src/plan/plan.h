@@ -22,6 +22,8 @@ struct plan_options {
     /* Pictures, where the description has the graph of a tower; 0: none are taken. The largest picture, and
      * the rows of features that are kept. */
     uint32_t max_patches, max_picture_rows, n_feature_rows;
+    uint64_t waiting_bytes; /* host memory that files and messages of pictures may hold; counted where they
+                             * are taken */
     /* What the device sets aside for the part of the largest step beyond its scratch, in bytes
      * (dev_scratch_plan, with the device as context). NULL: not known, and not counted. */
     int (*device_need)(void *context, const struct d0_part *part, uint64_t *bytes, struct err *e);
@@ -31,7 +33,8 @@ struct plan_options {
 struct plan_memory {               /* bytes on one rank */
     uint64_t weights, kv, scratch; /* scratch: activations of the largest step */
     uint64_t device;               /* scratch of the device's kernels; 0 where it was not asked */
-    uint64_t pictures; /* tower: weights, inputs, scratch of graph and device; store of features. 0: none */
+    uint64_t pictures; /* tower: weights, inputs, scratch of graph and device; store of features; files and
+                        * messages that wait. 0: none */
     uint64_t staging, fixed, total;
     uint64_t kv_pages; /* pages that `kv` holds */
     bool fits;

@@ -119,7 +119,7 @@ struct prompt_picture {
     struct image_plan plan;
     struct image_grid *grids; /* [n_grids] as the tower is given them: one, or one for each tile */
     uint32_t n_grids;
-    uint64_t n_patches; /* rows that the tower is given, its own (class rows) included */
+    uint64_t n_patches; /* rows of the tower, class rows too; 0: the model has no graph of its tower */
     uint32_t n_rows;    /* rows of features: so many tokens stand for it */
     size_t first;       /* by prompt_lay_pictures: token that takes its first row */
 };

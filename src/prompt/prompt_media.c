@@ -119,12 +119,13 @@ static int make_grids(const struct looking *l, struct prompt_picture *m)
     m->grids = arena_alloc_n(l->arena, m->n_grids ? m->n_grids : 1, sizeof *m->grids);
     if (m->grids == NULL)
         return err_set(l->e, ERR_NOMEM, "out of memory for a picture");
-    int rc = m->n_grids ? image_plan_grids(&m->plan, spec->vision ? spec->tower.patch : 0,
-                                           spec->vision && spec->tower.lines, m->grids, l->e)
-                        : ERR_OK;
-    for (uint32_t i = 0; rc == 0 && i < m->n_grids; i++) {
-        const struct image_grid *g = &m->grids[i];
-        m->n_patches += g->t * ((uint64_t)g->h * g->w + (spec->vision && spec->tower.class_row));
+    if (m->n_grids == 0)
+        return ERR_OK;
+    int rc = image_plan_grids(&m->plan, spec->vision ? spec->tower.patch : 0,
+                              spec->vision && spec->tower.lines, m->grids, l->e);
+    if (rc == 0 && spec->vision) {
+        const struct image_tower tower = prompt_tower(&spec->tower);
+        m->n_patches = image_tower_patches(&tower, m->grids, m->n_grids);
     }
     return rc;
 }

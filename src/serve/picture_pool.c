@@ -265,12 +265,11 @@ int picture_pool_reserve(struct picture_set *s, struct err *e)
         return err_set(e, ERR_NOMEM, "out of memory for %u pictures", s->pictures.n);
     for (uint32_t i = 0; i < s->pictures.n; i++) {
         const struct prompt_picture *q = &s->pictures.list[i];
-        uint64_t patches = q->n_patches,
-                 bytes =
-                     patches > UINT32_MAX ? 0 : picture_plan_bytes(p->o.shape, (uint32_t)patches, q->n_rows);
+        uint64_t bytes =
+            q->n_patches > UINT32_MAX ? 0 : picture_plan_bytes(p->o.shape, (uint32_t)q->n_patches, q->n_rows);
         if (bytes == 0)
             return err_set(e, ERR_LIMIT, "picture %u becomes %llu patches, more than one message holds", i,
-                           (unsigned long long)patches);
+                           (unsigned long long)q->n_patches);
         need += bytes + q->n;
     }
     int rc = hold(p, need, e);

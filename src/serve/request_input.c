@@ -145,7 +145,7 @@ static int check_sizes(const struct serve *s, const struct picture_set *set, str
     uint64_t rows = 0;
     for (uint32_t i = 0; i < set->pictures.n; i++) {
         const struct prompt_picture *q = &set->pictures.list[i];
-        uint64_t patches = q->n_patches;
+        const uint64_t patches = q->n_patches;
         rows += q->n_rows;
         const bool room =
             patches <= l->max_patches && q->n_rows <= l->max_picture_rows && rows <= l->n_feature_rows;
@@ -195,6 +195,25 @@ static int read_pictures(struct serve *s, struct request_input *in, struct api_e
     return check_sizes(s, set, err);
 }
 
+/* Tokens that see each other go through one step whole, or never. */
+static int check_spans(const struct serve *s, const struct picture_set *set, struct api_error *err)
+{
+    const uint32_t most = engine_limits(s->engine)->max_tokens,
+                   chunk = s->o.prefill_chunk && s->o.prefill_chunk < most ? s->o.prefill_chunk : most;
+    char text[160];
+    for (uint32_t i = 0; set->layout.spans && i < set->pictures.n; i++) {
+        const struct prompt_picture *q = &set->pictures.list[i];
+        const int32_t *span = set->layout.spans + 2 * q->first;
+        if ((uint32_t)(span[1] - span[0]) <= chunk)
+            continue;
+        snprintf(text, sizeof text,
+                 "%d tokens of pictures see each other and go through one step whole; this server's take %u",
+                 span[1] - span[0], chunk);
+        return picture_error(err, q->message, q->part, "image_too_large", text);
+    }
+    return 0;
+}
+
 /* Where they stand in the prompt, and room for them. */
 static int place_pictures(struct serve *s, struct request_input *in, struct api_error *err)
 {
@@ -204,6 +223,9 @@ static int place_pictures(struct serve *s, struct request_input *in, struct api_
         prompt_lay_pictures(s->front, &set->pictures, in->ids.data, in->ids.n, &set->arena, &set->layout, &e);
     if (rc)
         return prompt_error(err, &in->params, &e);
+    rc = check_spans(s, set, err);
+    if (rc)
+        return rc;
     rc = picture_pool_reserve(set, &e);
     if (rc == ERR_BUSY)
         return api_error(err, 429, "queue_full", "messages", "%s", e.message);

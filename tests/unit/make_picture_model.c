@@ -20,7 +20,7 @@ static void write_all(void **state)
     struct err e = {0};
     if (dir_make(dir, &e))
         fail_msg("%s", e.message);
-    picture_model_write(dir);
+    picture_model_write(dir, PICTURE_QWEN);
     for (unsigned i = 0; i < 2; i++) {
         struct strbuf png = STRBUF_INIT;
         char path[4096];

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Owns: the files of the small model that takes pictures, and the writer of its PNGs (stored, not
+ * Owns: the files of the small models that take pictures, and the writer of its PNGs (stored, not
  * compressed: what is tested is who reads them).
  */
 #include <setjmp.h>
@@ -19,38 +19,91 @@
 #include "tiny_model.h"
 #include "tiny_tokenizer.h"
 
-static const char config[] =
-    "{\"architectures\":[\"Qwen3VLMoeForConditionalGeneration\"],\"model_type\":\"qwen3_vl_moe\","
-    "\"dtype\":\"float32\",\"text_config\":{\"model_type\":\"qwen3_vl_moe_text\",\"dtype\":\"float32\","
-    "\"hidden_size\":64,\"num_hidden_layers\":3,\"num_attention_heads\":4,\"num_key_value_heads\":2,"
-    "\"hidden_act\":\"silu\",\"rms_norm_eps\":0.01,\"vocab_size\":320,\"max_position_embeddings\":512,"
-    "\"intermediate_size\":96,\"head_dim\":16,\"attention_bias\":false,\"rope_theta\":2000.0,"
-    "\"rope_scaling\":{\"rope_type\":\"default\",\"mrope_section\":[4,2,2],\"mrope_interleaved\":true},"
-    "\"num_experts\":6,\"num_experts_per_tok\":2,\"moe_intermediate_size\":40,\"norm_topk_prob\":true,"
-    "\"decoder_sparse_step\":1,\"mlp_only_layers\":[1],\"bos_token_id\":1,\"eos_token_id\":2},"
-    "\"vision_config\":{\"depth\":2,\"hidden_size\":32,\"hidden_act\":\"gelu_pytorch_tanh\","
-    "\"intermediate_size\":48,\"num_heads\":2,\"in_channels\":3,\"patch_size\":4,\"spatial_merge_size\":2,"
-    "\"temporal_patch_size\":2,\"out_hidden_size\":64,\"num_position_embeddings\":16,"
-    "\"model_type\":\"qwen3_vl_moe\",\"deepstack_visual_indexes\":[0]},\"tie_word_embeddings\":false,"
-    "\"image_token_id\":302,\"video_token_id\":303,\"vision_start_token_id\":300,"
-    "\"vision_end_token_id\":301}";
+struct model_files {
+    const char *config, *preprocessor, *processor, *added, *chat; /* processor: NULL, or a file beside it */
+};
 
-static const char processor[] =
-    "{\"size\":{\"longest_edge\":4096,\"shortest_edge\":64},\"patch_size\":4,\"temporal_patch_size\":2,"
-    "\"merge_size\":2,\"image_mean\":[0.5,0.5,0.5],\"image_std\":[0.5,0.5,0.5],"
-    "\"processor_class\":\"Qwen3VLProcessor\",\"image_processor_type\":\"Qwen2VLImageProcessorFast\"}";
-
-static const char added[] =
-    ",{\"id\":300,\"content\":\"<|vision_start|>\",\"special\":true,\"normalized\":false}"
-    ",{\"id\":301,\"content\":\"<|vision_end|>\",\"special\":true,\"normalized\":false}"
-    ",{\"id\":302,\"content\":\"<|image_pad|>\",\"special\":true,\"normalized\":false}"
-    ",{\"id\":303,\"content\":\"<|video_pad|>\",\"special\":true,\"normalized\":false}";
-
-static const char chat[] =
-    "{%- for m in messages %}{%- if m.content is string %}{{- m.content }}{%- else %}"
-    "{%- for p in m.content %}{%- if p.type == 'image' or 'image' in p %}"
-    "{{- '<|vision_start|><|image_pad|><|vision_end|>' }}{%- else %}{{- p.text }}{%- endif %}"
-    "{%- endfor %}{%- endif %}{%- endfor %}";
+static const struct model_files kinds[] = {
+    [PICTURE_QWEN] =
+        {.config =
+             "{\"architectures\":[\"Qwen3VLMoeForConditionalGeneration\"],\"model_type\":\"qwen3_vl_moe\","
+             "\"dtype\":\"float32\",\"text_config\":{\"model_type\":\"qwen3_vl_moe_text\",\"dtype\":"
+             "\"float32\","
+             "\"hidden_size\":64,\"num_hidden_layers\":3,\"num_attention_heads\":4,\"num_key_value_heads\":2,"
+             "\"hidden_act\":\"silu\",\"rms_norm_eps\":0.01,\"vocab_size\":320,\"max_position_embeddings\":"
+             "512,"
+             "\"intermediate_size\":96,\"head_dim\":16,\"attention_bias\":false,\"rope_theta\":2000.0,"
+             "\"rope_scaling\":{\"rope_type\":\"default\",\"mrope_section\":[4,2,2],\"mrope_interleaved\":"
+             "true},"
+             "\"num_experts\":6,\"num_experts_per_tok\":2,\"moe_intermediate_size\":40,\"norm_topk_prob\":"
+             "true,"
+             "\"decoder_sparse_step\":1,\"mlp_only_layers\":[1],\"bos_token_id\":1,\"eos_token_id\":2},"
+             "\"vision_config\":{\"depth\":2,\"hidden_size\":32,\"hidden_act\":\"gelu_pytorch_tanh\","
+             "\"intermediate_size\":48,\"num_heads\":2,\"in_channels\":3,\"patch_size\":4,\"spatial_merge_"
+             "size\":2,"
+             "\"temporal_patch_size\":2,\"out_hidden_size\":64,\"num_position_embeddings\":16,"
+             "\"model_type\":\"qwen3_vl_moe\",\"deepstack_visual_indexes\":[0]},\"tie_word_embeddings\":"
+             "false,"
+             "\"image_token_id\":302,\"video_token_id\":303,\"vision_start_token_id\":300,"
+             "\"vision_end_token_id\":301}",
+         .preprocessor = "{\"size\":{\"longest_edge\":4096,\"shortest_edge\":64},\"patch_size\":4,\"temporal_"
+                         "patch_size\":2,"
+                         "\"merge_size\":2,\"image_mean\":[0.5,0.5,0.5],\"image_std\":[0.5,0.5,0.5],"
+                         "\"processor_class\":\"Qwen3VLProcessor\",\"image_processor_type\":"
+                         "\"Qwen2VLImageProcessorFast\"}",
+         .added = ",{\"id\":300,\"content\":\"<|vision_start|>\",\"special\":true,\"normalized\":false}"
+                  ",{\"id\":301,\"content\":\"<|vision_end|>\",\"special\":true,\"normalized\":false}"
+                  ",{\"id\":302,\"content\":\"<|image_pad|>\",\"special\":true,\"normalized\":false}"
+                  ",{\"id\":303,\"content\":\"<|video_pad|>\",\"special\":true,\"normalized\":false}",
+         .chat = "{%- for m in messages %}{%- if m.content is string %}{{- m.content }}{%- else %}"
+                 "{%- for p in m.content %}{%- if p.type == 'image' or 'image' in p %}"
+                 "{{- '<|vision_start|><|image_pad|><|vision_end|>' }}{%- else %}{{- p.text }}{%- endif %}"
+                 "{%- endfor %}{%- endif %}{%- endfor %}"},
+    [PICTURE_LLAVA] =
+        {.config =
+             "{\"architectures\":[\"LlavaForConditionalGeneration\"],\"model_type\":\"llava\",\"dtype\":"
+             "\"float32\",\"text_config\":{\"model_type\":\"llama\",\"dtype\":\"float32\",\"hidden_size\":64,"
+             "\"num_hidden_layers\":2,\"num_attention_heads\":4,\"num_key_value_heads\":2,\"hidden_act\":"
+             "\"silu\",\"rms_norm_eps\":0.01,\"vocab_size\":320,\"max_position_embeddings\":512,"
+             "\"intermediate_size\":96,\"rope_theta\":2000.0,\"bos_token_id\":1,\"eos_token_id\":2},\"vision_"
+             "config\":{\"hidden_size\":32,\"intermediate_size\":48,\"num_attention_heads\":2,\"num_hidden_"
+             "layers\":2,\"patch_size\":4,\"num_channels\":3,\"model_type\":\"clip_vision_model\",\"image_"
+             "size\":16,\"hidden_act\":\"quick_gelu\",\"projection_dim\":32},\"tie_word_embeddings\":false,"
+             "\"image_token_index\":302,\"projector_hidden_act\":\"gelu\",\"vision_feature_layer\":-2,"
+             "\"vision_feature_select_strategy\":\"default\"}",
+         .preprocessor = "{\"image_processor_type\":\"CLIPImageProcessor\",\"size\":{\"shortest_edge\":16},"
+                         "\"crop_size\":{\"height\":16,\"width\":16}}",
+         .processor = "{\"patch_size\":4,\"num_additional_image_tokens\":1,\"vision_feature_select_"
+                      "strategy\":\"default\"}",
+         .added = ",{\"id\":300,\"content\":\"<begin>\",\"special\":true,\"normalized\":false},{\"id\":301,"
+                  "\"content\":\"<end>\",\"special\":true,\"normalized\":false},{\"id\":302,\"content\":\"<"
+                  "image>\",\"special\":true,\"normalized\":false}",
+         .chat = "{%- for m in messages %}{%- if m.content is string %}{{- m.content }}{%- else %}{%- for p "
+                 "in m.content %}{%- if p.type == 'image' %}{{- '<image>' }}{%- else %}{{- p.text }}{%- "
+                 "endif %}{%- endfor %}{%- endif %}{%- endfor %}"},
+    [PICTURE_GEMMA] =
+        {.config =
+             "{\"architectures\":[\"Gemma3ForConditionalGeneration\"],\"model_type\":\"gemma3\",\"dtype\":"
+             "\"float32\",\"text_config\":{\"model_type\":\"gemma3_text\",\"dtype\":\"float32\",\"hidden_"
+             "size\":64,\"num_hidden_layers\":4,\"num_attention_heads\":4,\"num_key_value_heads\":2,\"rms_"
+             "norm_eps\":0.01,\"vocab_size\":320,\"max_position_embeddings\":512,\"intermediate_size\":96,"
+             "\"head_dim\":24,\"hidden_activation\":\"gelu_pytorch_tanh\",\"query_pre_attn_scalar\":40,"
+             "\"sliding_window\":9,\"sliding_window_pattern\":3,\"rope_theta\":100000.0,\"rope_local_base_"
+             "freq\":500.0,\"attention_bias\":false,\"bos_token_id\":1,\"eos_token_id\":2},\"vision_config\":"
+             "{\"hidden_size\":32,\"intermediate_size\":48,\"num_attention_heads\":2,\"num_hidden_layers\":2,"
+             "\"patch_size\":4,\"num_channels\":3,\"model_type\":\"siglip_vision_model\",\"image_size\":32,"
+             "\"vision_use_head\":false},\"tie_word_embeddings\":false,\"image_token_index\":302,\"boi_token_"
+             "index\":300,\"eoi_token_index\":301,\"mm_tokens_per_image\":16}",
+         .preprocessor =
+             "{\"image_processor_type\":\"Gemma3ImageProcessor\",\"size\":{\"height\":32,\"width\":32}}",
+         .processor = "{\"image_seq_length\":16}",
+         .added = ",{\"id\":300,\"content\":\"<start_of_image>\",\"special\":true,\"normalized\":false},{"
+                  "\"id\":301,\"content\":\"<end_of_image>\",\"special\":true,\"normalized\":false},{\"id\":"
+                  "302,\"content\":\"<image_soft_token>\",\"special\":true,\"normalized\":false}",
+         .chat = "{%- for m in messages %}{%- if m.content is string %}{{- m.content }}{%- else %}{%- for p "
+                 "in m.content %}{%- if p.type == 'image' %}{{- '<start_of_image>' }}{%- else %}{{- p.text "
+                 "}}{%- endif %}{%- endfor %}{%- endif %}{%- endfor %}"},
+};
 
 static void put(const char *dir, const char *name, const char *text, size_t n)
 {
@@ -61,21 +114,25 @@ static void put(const char *dir, const char *name, const char *text, size_t n)
         fail_msg("%s", e.message);
 }
 
-void picture_model_write(const char *dir)
+void picture_model_write(const char *dir, enum picture_kind kind)
 {
+    const struct model_files *k = &kinds[kind];
     struct strbuf b = STRBUF_INIT;
-    tiny_model_write(dir, config, NULL, 5, NULL, NULL);
-    tiny_tokenizer(&b, &(struct tiny_options){.added = added});
+    tiny_model_write(dir, k->config, NULL, 5, NULL, NULL);
+    tiny_tokenizer(&b, &(struct tiny_options){.added = k->added});
     put(dir, "tokenizer.json", b.data, b.len);
     strbuf_release(&b);
-    put(dir, "preprocessor_config.json", processor, sizeof processor - 1);
-    put(dir, "chat_template.jinja", chat, sizeof chat - 1);
+    put(dir, "preprocessor_config.json", k->preprocessor, strlen(k->preprocessor));
+    if (k->processor)
+        put(dir, "processor_config.json", k->processor, strlen(k->processor));
+    put(dir, "chat_template.jinja", k->chat, strlen(k->chat));
 }
 
 void picture_model_remove(const char *dir)
 {
-    static const char *const files[] = {"model.safetensors", "config.json", "tokenizer.json",
-                                        "preprocessor_config.json", "chat_template.jinja"};
+    static const char *const files[] = {"model.safetensors",     "config.json",
+                                        "tokenizer.json",        "preprocessor_config.json",
+                                        "processor_config.json", "chat_template.jinja"};
     char path[160];
     for (size_t i = 0; i < ARRAY_LEN(files); i++) {
         snprintf(path, sizeof path, "%s/%s", dir, files[i]);

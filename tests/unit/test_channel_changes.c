@@ -60,7 +60,7 @@ static int open_model(void **state)
     m->d0.log.fd = -1;
     strcpy(m->dir, "/tmp/day0-channels-XXXXXX");
     assert_non_null(mkdtemp(m->dir));
-    picture_model_write(m->dir);
+    picture_model_write(m->dir, PICTURE_QWEN);
     put(m->dir, "preprocessor_config.json", processor);
     put(m->dir, "chat_template.jinja", template);
     put(m->dir, "tokenizer_config.json", "{\"bos_token\":\"<s>\",\"add_bos_token\":true}");

@@ -170,6 +170,7 @@ static void test_class(void **state)
     arena_init(&arena, NULL, MEM_MISC);
     assert_int_equal(image_tower_rows(&tower, grids, 2, &arena, &r, &e), 0);
     assert_int_equal(r.n_rows, 10);
+    assert_int_equal(image_tower_patches(&tower, grids, 2), 10);
     assert_int_equal(r.n_patches, 8);
     assert_int_equal(r.n_merged, 10);
     assert_memory_equal(r.patch, patch, sizeof patch);

@@ -608,6 +608,7 @@ static void test_pixels(void **state)
         assert_int_equal(work[i].rc, 0);
         assert_int_equal(a->n_rows, work[i].picture->n_rows);
         assert_int_equal(a->n_patches, a->n_rows * MERGED);
+        assert_int_equal(a->n_patches, work[i].picture->n_patches);
         assert_int_equal(a->n_inputs, b->n_inputs);
         assert_memory_equal(a->key, b->key, 32);
         bool pixels = false;
@@ -738,6 +739,7 @@ static void test_tiles(void **state)
             found = found || pixels.inputs[k].role == all[i].role;
         assert_true(found);
         assert_int_equal(pixels.n_rows, pictures.list[0].plan.placeholders);
+        assert_int_equal(pixels.n_patches, pictures.list[0].n_patches); /* as was said before it was made */
         if (all[i].role == D0_INPUT_CLASS_ROWS) {
             const int32_t *rows = input_of(&pixels, D0_INPUT_CLASS_ROWS, 1);
             const float *patches = input_of(&pixels, D0_INPUT_PATCHES, 48);

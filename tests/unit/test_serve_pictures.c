@@ -73,7 +73,7 @@ static bool becomes(const struct server *s, const char *name, double want)
     return false;
 }
 
-static struct server *start(struct serve_options o, struct session_options so)
+static struct server *start_kind(enum picture_kind kind, struct serve_options o, struct session_options so)
 {
     struct server *s = calloc(1, sizeof *s);
     struct findings f;
@@ -82,7 +82,7 @@ static struct server *start(struct serve_options o, struct session_options so)
     s->d0.log.fd = -1;
     strcpy(s->dir, "/tmp/day0-pictures-XXXXXX");
     assert_non_null(mkdtemp(s->dir));
-    picture_model_write(s->dir);
+    picture_model_write(s->dir, kind);
     findings_init(&f, &s->d0.mem);
     so.model_dir = s->dir;
     so.n_threads = 2;
@@ -102,6 +102,11 @@ static struct server *start(struct serve_options o, struct session_options so)
     s->pages = metric(s, "day0_kv_pages_free");
     s->rows = metric(s, "day0_feature_rows_free");
     return s;
+}
+
+static struct server *start(struct serve_options o, struct session_options so)
+{
+    return start_kind(PICTURE_QWEN, o, so);
 }
 
 static void stop(struct server *s)
@@ -363,29 +368,51 @@ static void run_tower(struct oracle_run *o, const struct prompt_front *front, co
     o->n_rows += x.n_rows;
 }
 
+/* Places and rows of these tokens, of Qwen by the grids; and the runs of placeholders. */
+static void lay_tokens(struct oracle_run *o, enum picture_kind kind, const int32_t *ids, size_t n,
+                       const struct image_grid *grids, int32_t *places, int32_t *from, int32_t *spans)
+{
+    struct err e = {0};
+    int32_t next = 0;
+    for (size_t i = 0; i < n; i++) {
+        const bool placeholder = ids[i] == PICTURE_TOKEN,
+                   on = placeholder && i && ids[i - 1] == PICTURE_TOKEN;
+        for (size_t k = 0; k < 3; k++)
+            places[3 * i + k] = (int32_t)i;
+        from[i] = placeholder ? next++ : -1;
+        spans[2 * i] = on ? spans[2 * i - 2] : (int32_t)i;
+        for (size_t k = (size_t)spans[2 * i]; k <= i; k++)
+            spans[2 * k + 1] = (int32_t)i + 1;
+    }
+    if (kind == PICTURE_QWEN && prompt_places(&o->model.spec->tower, ids, n, grids, 2, places, from, &e))
+        fail_msg("%s", e.message);
+}
+
 /* [n, vocab] for these tokens. */
-static float *run_text(struct oracle_run *o, const int32_t *ids, size_t n, const struct image_grid *grids,
-                       size_t n_grids)
+static float *run_text(struct oracle_run *o, enum picture_kind kind, const int32_t *ids, size_t n,
+                       const struct image_grid *grids)
 {
     const struct spec *s = o->model.spec;
     const size_t vocab = (size_t)s->vocab_size, pages = (n + s->page_tokens - 1) / s->page_tokens;
-    int32_t *counted = room(o, n), *zeros = room(o, n), *places = room(o, 3 * n), *from = room(o, n);
+    int32_t *counted = room(o, n), *zeros = room(o, n), *places = room(o, 3 * n), *from = room(o, n),
+            *spans = room(o, 2 * n);
     float *logits = room(o, n * vocab);
     struct err e = {0};
-    if (prompt_places(&s->tower, ids, n, grids, n_grids, places, from, &e))
-        fail_msg("%s", e.message);
+    lay_tokens(o, kind, ids, n, grids, places, from, spans);
+    memset(zeros, 0, 4 * n);
     for (size_t i = 0; i < n; i++)
         counted[i] = (int32_t)i;
-    struct oracle_input in[8 + SPEC_MAX_FEATURES] = {
+    struct oracle_input in[9 + SPEC_MAX_FEATURES] = {
         {D0_INPUT_IDS, ids, 4 * n},        {D0_INPUT_POSITIONS, counted, 4 * n},
         {D0_INPUT_SEQ_OF, zeros, 4 * n},   {D0_INPUT_PAGE_TABLE, counted, 4 * pages},
         {D0_INPUT_ROWS, counted, 4 * n},   {D0_INPUT_SLOTS, zeros, 4},
-        {D0_INPUT_PLACES, places, 12 * n}, {D0_INPUT_FEATURE_OF, from, 4 * n}};
+        {D0_INPUT_PLACES, places, 12 * n}, {D0_INPUT_FEATURE_OF, from, 4 * n},
+        {D0_INPUT_SPANS, spans, 8 * n}};
     for (uint32_t i = 0; i < s->tower.n_features; i++)
-        in[8 + i] = (struct oracle_input){D0_INPUT_FEATURES, o->features[i], 4 * o->n_rows * o->hidden};
+        in[9 + i] = (struct oracle_input){D0_INPUT_FEATURES, o->features[i], 4 * o->n_rows * o->hidden};
     const int64_t dims[D0_N_DIMS] = {(int64_t)n, 1, (int64_t)n, (int64_t)pages};
     const struct oracle_output out = {graph_result(s->graph), logits, 4 * n * vocab};
-    if (oracle_once(&o->model, s->graph, dims, in, 8 + s->tower.n_features, &out, 1, &e))
+    if (oracle_once(&o->model, s->graph, dims, in, 9 + s->tower.n_features, &out, 1, &e))
         fail_msg("%s", e.message);
     return logits;
 }
@@ -403,10 +430,9 @@ static double logprob(const float *logits, size_t vocab, int32_t id)
 /* Two pictures of different shapes among text: every token that the service gave has the log-probability that
  * the graphs give it, and is the most probable one. So pictures, rows, places, and the places of generated
  * tokens are right, not only alike each time. */
-static void as_the_graphs_say(void **state)
+static void as_the_graphs_of(enum picture_kind kind)
 {
-    (void)state;
-    struct server *s = start((struct serve_options){0}, (struct session_options){0});
+    struct server *s = start_kind(kind, (struct serve_options){0}, (struct session_options){0});
     struct strbuf b = STRBUF_INIT, messages = STRBUF_INIT;
     struct oracle_run o = {.hidden = (size_t)s->session.spec->hidden};
     struct prompt_pictures pictures;
@@ -435,7 +461,7 @@ static void as_the_graphs_say(void **state)
     o.model =
         (struct oracle_model){.dev = &o.dev, .spec = s->session.spec, .ckpt = s->session.ckpt, .d0 = &s->d0};
     for (uint32_t i = 0; i < s->session.spec->tower.n_features; i++)
-        o.features[i] = room(&o, 16 * o.hidden);
+        o.features[i] = room(&o, 32 * o.hidden);
     const struct image_grid grids[2] = {pictures.list[0].grids[0], pictures.list[1].grids[0]};
     run_tower(&o, front, &pictures.list[0]);
     run_tower(&o, front, &pictures.list[1]);
@@ -444,7 +470,7 @@ static void as_the_graphs_say(void **state)
     int32_t *all = room(&o, n);
     memcpy(all, ids.data, ids.n * 4);
     memcpy(all + ids.n, a.ids, a.n_ids * 4);
-    const float *logits = run_text(&o, all, n, grids, 2);
+    const float *logits = run_text(&o, kind, all, n, grids);
     char *at = a.logprobs.data;
     for (size_t i = 0; i < a.n_ids; i++) {
         double given = strtod(at, &at), want = logprob(logits + (ids.n + i - 1) * vocab, vocab, a.ids[i]);
@@ -458,6 +484,14 @@ static void as_the_graphs_say(void **state)
     strbuf_release(&b);
     strbuf_release(&messages);
     stop(s);
+}
+
+static void as_the_graphs_say(void **state)
+{
+    (void)state;
+    as_the_graphs_of(PICTURE_QWEN);
+    as_the_graphs_of(PICTURE_LLAVA);
+    as_the_graphs_of(PICTURE_GEMMA);
 }
 
 /* Segments follow each other without a gap, in the answer and in the metrics. */
@@ -769,6 +803,58 @@ static void too_large(void **state)
     stop(s);
 }
 
+/* A class row is a patch of the tower: a server that takes one fewer refuses the picture early. */
+static void class_rows_count(void **state)
+{
+    (void)state;
+    struct strbuf b = STRBUF_INIT;
+    content(&b, SEEDS(1, 2), "hello");
+    for (uint32_t most = 16; most <= 17; most++) {
+        struct server *s = start_kind(PICTURE_LLAVA, (struct serve_options){0},
+                                      (struct session_options){.max_patches = most});
+        struct answer a = {0};
+        assert_int_equal(ask(s, b.data, "", &a), most == 17 ? 200 : 400);
+        assert_string_equal(a.code, most == 17 ? "" : "image_too_large");
+        assert_true(most == 17 || strstr(a.message, "17 patches"));
+        assert_true(metric(s, "day0_image_decode_seconds_count") == (most == 17 ? 2 : 0));
+        all_is_free(s);
+        release(&a);
+        stop(s);
+    }
+    strbuf_release(&b);
+}
+
+/* Tokens that see each other go through one step whole: a server of smaller steps refuses the picture early,
+ * and one of steps that just hold it gives what any other gives. */
+static void spans_fit_a_step(void **state)
+{
+    (void)state;
+    static const uint32_t chunks[] = {0, 16, 15};
+    struct strbuf b = STRBUF_INIT;
+    struct answer a[ARRAY_LEN(chunks)] = {{0}};
+    strbuf_printf(&b, "%s,", text_part("he and"));
+    picture_part(&b, 16, 24, 1);
+    strbuf_puts(&b, ",");
+    picture_part(&b, 40, 24, 2);
+    for (size_t i = 0; i < ARRAY_LEN(chunks); i++) {
+        struct server *s = start_kind(PICTURE_GEMMA, (struct serve_options){.prefill_chunk = chunks[i]},
+                                      (struct session_options){0});
+        if (ask(s, b.data, "", &a[i]) != (i < 2 ? 200 : 400))
+            fail_msg("chunk %u: %d %s", chunks[i], a[i].status, a[i].message);
+        assert_true(metric(s, "day0_image_decode_seconds_count") == (i < 2 ? 2 : 0));
+        all_is_free(s);
+        stop(s);
+    }
+    assert_int_equal(a[0].images, 32);
+    assert_string_equal(a[0].logprobs.data, a[1].logprobs.data);
+    assert_string_equal(a[2].code, "image_too_large");
+    assert_string_equal(a[2].param, "messages[0].content[1]");
+    assert_non_null(strstr(a[2].message, "16 tokens"));
+    for (size_t i = 0; i < ARRAY_LEN(chunks); i++)
+        release(&a[i]);
+    strbuf_release(&b);
+}
+
 static int post(const struct server *s, const char *body, size_t n, struct answer *a)
 {
     char url[128];
@@ -829,6 +915,56 @@ static void large_bodies(void **state)
     stop(s);
 }
 
+/* The tower fails on some pictures (tests/plugins/tower_device.c): these requests end with an error, behind
+ * pictures that went well too; the others get what they get alone, and nothing is kept. */
+static void tower_that_fails(void **state)
+{
+    (void)state;
+    struct server *s =
+        start((struct serve_options){.prefix_cache = true},
+              (struct session_options){.device = TEST_BUILD_ROOT "/tests/plugins/libtower_device.so"});
+    static const char stream[] = ",\"stream\":true";
+    struct http_client *c;
+    struct strbuf good = STRBUF_INIT, bad = STRBUF_INIT;
+    struct answer alone = {0}, many[24] = {0};
+    struct err e = {0};
+    content(&good, SEEDS(1, 2), LETTERS);
+    if (ask(s, good.data, "", &alone) != 200)
+        fail_msg("%s", alone.message);
+    picture_part(&bad, 16, 24, 3);
+    strbuf_puts(&bad, ",");
+    picture_part(&bad, 64, 64, 4); /* 256 patches */
+    strbuf_printf(&bad, ",%s", text_part("hello"));
+    assert_int_equal(ask(s, bad.data, "", &many[0]), 500);
+    assert_string_equal(many[0].code, "step_failed");
+    assert_non_null(strstr(many[0].message, "256 rows are too many"));
+    all_is_free(s);
+    assert_int_equal(http_client_open(&c, &e), 0);
+    for (size_t i = 0; i < ARRAY_LEN(many); i++) {
+        release(&many[i]);
+        add(s, c, i % 3 == 1 ? bad.data : good.data, stream, &many[i]);
+    }
+    run_all(c);
+    for (size_t i = 0; i < ARRAY_LEN(many); i++) {
+        if (i % 3 == 1) {
+            assert_string_equal(many[i].code, "step_failed");
+            assert_int_equal(many[i].text.len, 0);
+        } else {
+            assert_true(many[i].done);
+            assert_string_equal(many[i].logprobs.data, alone.logprobs.data);
+        }
+        release(&many[i]);
+    }
+    assert_true(metric(s, "day0_vision_failed_total") == 9);
+    assert_true(metric(s, "day0_ready") == 1); /* a picture is not the engine */
+    all_is_free(s);
+    release(&alone);
+    strbuf_release(&good);
+    strbuf_release(&bad);
+    http_client_close(c);
+    stop(s);
+}
+
 static void without_a_tower(void **state)
 {
     (void)state;
@@ -881,7 +1017,10 @@ int main(void)
         cmocka_unit_test(leaving_early),
         cmocka_unit_test(refusals),
         cmocka_unit_test(too_large),
+        cmocka_unit_test(class_rows_count),
+        cmocka_unit_test(spans_fit_a_step),
         cmocka_unit_test(large_bodies),
+        cmocka_unit_test(tower_that_fails),
         cmocka_unit_test(without_a_tower),
         cmocka_unit_test(stop_in_between),
     };
