@@ -11,7 +11,7 @@
 
 #include "image_impl.h"
 
-enum { MAX_CHUNK_BYTES = 8 << 20, MAX_CHUNKS = 256 };
+enum { MAX_CHUNK_BYTES = 8 << 20, SIGNATURE_BYTES = 8, CHUNK_FRAME = 12 };
 
 struct png_run {
     struct image_bytes in;
@@ -55,7 +55,9 @@ static int png_begin(struct png_run *r, struct image_bytes in, struct err *e)
     }
     png_set_user_limits(r->png, IMAGE_MAX_SIDE, IMAGE_MAX_SIDE);
     png_set_chunk_malloc_max(r->png, MAX_CHUNK_BYTES);
-    png_set_chunk_cache_max(r->png, MAX_CHUNKS);
+    /* All but those that pixels depend on: texts and profiles of a small file may unpack to gigabytes. */
+    png_set_keep_unknown_chunks(r->png, PNG_HANDLE_CHUNK_NEVER, NULL, -1);
+    png_set_keep_unknown_chunks(r->png, PNG_HANDLE_CHUNK_AS_DEFAULT, (png_const_bytep) "eXIf", 1);
     png_set_read_fn(r->png, r, on_read);
     return ERR_OK;
 }
@@ -74,10 +76,29 @@ static void png_look(struct png_run *r, struct image_info *out)
     out->height = png_get_image_height(r->png, r->info);
     out->has_alpha = png_get_color_type(r->png, r->info) & PNG_COLOR_MASK_ALPHA ||
                      png_get_valid(r->png, r->info, PNG_INFO_tRNS);
+}
+
+/* From an eXIf chunk, which may also stand behind the pixels, further than a header is read. */
+static uint8_t find_orientation(struct image_bytes in)
+{
+    for (size_t at = SIGNATURE_BYTES; at <= in.n && in.n - at >= CHUNK_FRAME;) {
+        const uint8_t *p = in.data + at;
+        size_t n = (size_t)p[0] << 24 | (size_t)p[1] << 16 | (size_t)p[2] << 8 | p[3];
+        if (n > in.n - at - CHUNK_FRAME || memcmp(p + 4, "IEND", 4) == 0)
+            break;
+        if (memcmp(p + 4, "eXIf", 4) == 0)
+            return exif_orientation(p + 8, n);
+        at += CHUNK_FRAME + n;
+    }
+    return 1;
+}
+
+/* libpng gives an eXIf chunk only where its checksum is right. */
+static uint8_t checked_orientation(struct png_run *r)
+{
     png_bytep exif;
     png_uint_32 n;
-    if (png_get_eXIf_1(r->png, r->info, &n, &exif))
-        out->orientation = exif_orientation(exif, n);
+    return png_get_eXIf_1(r->png, r->info, &n, &exif) ? exif_orientation(exif, n) : 1;
 }
 
 int png_head(struct image_bytes in, struct image_info *out, struct err *e)
@@ -89,6 +110,7 @@ int png_head(struct image_bytes in, struct image_info *out, struct err *e)
     if (setjmp(png_jmpbuf(r.png)))
         return png_end(&r, true, e);
     png_look(&r, out);
+    out->orientation = find_orientation(in);
     return png_end(&r, false, e);
 }
 
@@ -129,5 +151,7 @@ int png_pixels(struct image_bytes in, const struct image_info *info, uint8_t *rg
         r.rows[y] = rgba + y * stride;
     png_read_image(r.png, r.rows);
     png_read_end(r.png, r.info); /* eXIf may follow the pixels; a cut end is seen here */
+    if (checked_orientation(&r) != info->orientation)
+        png_error(r.png, "its orientation is damaged");
     return png_end(&r, false, e);
 }
