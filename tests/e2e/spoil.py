@@ -98,7 +98,7 @@ def main(argv):
             data = bytearray(f.read())
         begin, end = table["logits"]["data_offsets"]
         at = base + begin + (end - begin) // 8 * 4
-        data[at:at + 4] = struct.pack("<f", struct.unpack("<f", data[at:at + 4])[0] + 0.25)
+        data[at:at + 4] = struct.pack("<f", struct.unpack("<f", data[at:at + 4])[0] + 4.0)
         with open(argv[3], "wb") as f:
             f.write(data)
     elif what == "enlarge":
