@@ -22,6 +22,8 @@ static const char *why_blind(const struct job *j)
         return "the device does not compute";
     if (job_obstacle(j) || job_not_computed(j))
         return "the weights cannot be used";
+    if (job_finding(j, FINDING_P001))
+        return "the device does not run every operator of the model";
     if (!j->planned || !j->plan.fits || j->ckpt->total_bytes * (j->external ? 1 : 2) > j->memory)
         return "the weights do not fit into memory beside the service";
     if (j->spec->active_parameters > MOST_PARAMETERS)

@@ -61,11 +61,26 @@ static void write_steps(struct json_writer *w, const struct reference *r, const 
     json_end_object(w);
 }
 
+/* What this device has no kernels for is not checked, whatever else it runs: stage 1 judges the text alone.
+ */
+static int not_computed(struct image_channel *x, int rc, const struct err *why, struct err *e)
+{
+    if (rc == ERR_UNSUPPORTED) {
+        const char *copy = arena_strdup(x->c->j->arena, why->message);
+        x->not_checked = copy ? copy : "the device does not run the tower";
+        return ERR_OK;
+    }
+    if (rc && e)
+        *e = *why;
+    return rc;
+}
+
 static int run_reference(struct image_channel *x, struct err *e)
 {
     struct channels *c = x->c;
     struct channel_held steps[CHANNEL_STEPS];
     struct reference *r = NULL;
+    struct err why = {0};
     if (!c->j->o->picture_reference)
         return ERR_OK;
     if (c->blind) {
@@ -75,8 +90,8 @@ static int run_reference(struct image_channel *x, struct err *e)
     job_progress(c->j, STAGE_CHANNELS, "a recorded conversation with pictures, step by step");
     int rc = reference_open(&r, c->j->o->picture_reference, e);
     if (!rc)
-        rc = channel_reference(&c->model, r, c->j->arena, steps, c->j->f, e);
-    if (!rc) {
+        rc = not_computed(x, channel_reference(&c->model, r, c->j->arena, steps, c->j->f, &why), &why, e);
+    if (!rc && !why.message[0]) {
         for (unsigned i = 0; i < CHANNEL_STEPS; i++) {
             x->steps_held += steps[i].held;
             x->steps_equal += steps[i].held && steps[i].equal;
@@ -377,6 +392,9 @@ static void image_row(struct image_channel *x)
         job_row(j, ROW_IMAGE, ROW_PASSED, "%zu steps equal the reference's; %s", x->steps_equal, what);
     else if (x->known.known && x->known.known == x->known.right)
         job_row(j, ROW_IMAGE, ROW_PASSED, "%s", what);
+    else if (x->self_n == 0)
+        job_row(j, ROW_IMAGE, ROW_NOT_CHECKED, "not checked: %s; %s",
+                x->c->blind ? x->c->blind : "nothing was computed", what);
     else
         job_row(j, ROW_IMAGE, ROW_SELF_CONSISTENT,
                 "%s; no recorded conversation was given (--picture-reference FILE)", what);
@@ -385,13 +403,14 @@ static void image_row(struct image_channel *x)
 static int run_parts(struct image_channel *x, uint32_t base, struct err *e)
 {
     struct conversation list[CASES];
+    struct err why = {0};
     int rc = make_cases(x->c, list, e);
     if (!rc)
         rc = run_reference(x, e);
     json_key(x->c->w, "self");
     json_begin_array(x->c->w);
     if (!rc && !x->c->blind)
-        rc = check_two(x, &list[2], e);
+        rc = not_computed(x, check_two(x, &list[2], &why), &why, e);
     json_end_array(x->c->w);
     if (!rc && x->c->j->service_ready)
         rc = run_cases(x, list, base, e);

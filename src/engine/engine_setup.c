@@ -9,7 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define POISON_BYTES 65536u
+#define FILL_BYTES 65536u
+#define POISON     0xff
 
 /* ---- reading the graph --------------------------------------------------------------------------------- */
 
@@ -264,21 +265,21 @@ static int make_arrays(struct engine *x, bool probes, struct err *e)
     return ERR_OK;
 }
 
-/* All ones is NaN in every float type that states may have. */
-static int poison_state(struct engine *x, struct d0_buffer *b, uint64_t bytes, struct err *e)
+/* POISON: all ones is NaN in every float type that states may have. */
+static int fill_buffer(struct engine *x, struct d0_buffer *b, uint64_t bytes, int with, struct err *e)
 {
-    unsigned char *ones = malloc(POISON_BYTES);
-    if (!ones)
+    unsigned char *piece = malloc(FILL_BYTES);
+    if (!piece)
         return err_set(e, ERR_NOMEM, "engine: out of memory");
-    memset(ones, 0xff, POISON_BYTES);
+    memset(piece, with, FILL_BYTES);
     int rc = ERR_OK;
-    for (uint64_t at = 0; rc == ERR_OK && at < bytes; at += POISON_BYTES) {
-        uint64_t n = bytes - at < POISON_BYTES ? bytes - at : POISON_BYTES;
-        rc = dev_copy_in(x->dev, x->queue, b, at, ones, n, e);
+    for (uint64_t at = 0; rc == ERR_OK && at < bytes; at += FILL_BYTES) {
+        uint64_t n = bytes - at < FILL_BYTES ? bytes - at : FILL_BYTES;
+        rc = dev_copy_in(x->dev, x->queue, b, at, piece, n, e);
     }
     if (rc == ERR_OK)
         rc = dev_wait(x->dev, x->queue, ENGINE_WAIT_NS, e);
-    free(ones);
+    free(piece);
     return rc;
 }
 
@@ -290,7 +291,7 @@ static int make_state(struct engine *x, struct d0_buffer **b, uint64_t bytes, bo
     x->kv_bytes += bytes;
     if (x->dev->host_memory)
         mem_account(x->mem, MEM_KV, (int64_t)bytes);
-    return poison ? poison_state(x, *b, bytes, e) : ERR_OK;
+    return poison ? fill_buffer(x, *b, bytes, POISON, e) : ERR_OK;
 }
 
 static int make_buffer(struct engine *x, uint32_t id, bool poison, struct err *e)
@@ -300,9 +301,14 @@ static int make_buffer(struct engine *x, uint32_t id, bool poison, struct err *e
     uint64_t bytes, kept;
     if (!tensor_value_bytes(v, x->graph->max_dims, &bytes))
         return err_set(e, ERR_LIMIT, "%s is too large to address", name);
-    if (v->kind != D0_VALUE_STATE)
-        return dev_buffer(x->dev, bytes, &x->own[id], e);
-    int rc = make_state(x, &x->own[id], bytes, poison, e);
+    int rc;
+    if (v->kind != D0_VALUE_STATE) {
+        rc = dev_buffer(x->dev, bytes, &x->own[id], e);
+        /* a step writes only the rows that it takes: without a fill, a device would read the others unwritten
+         */
+        return rc == ERR_OK && v->role == D0_INPUT_FEATURES ? fill_buffer(x, x->own[id], bytes, 0, e) : rc;
+    }
+    rc = make_state(x, &x->own[id], bytes, poison, e);
     if (rc != ERR_OK || x->graph->info[id].state != STATE_SLOTS)
         return rc;
     x->slot_bytes[id] = bytes / x->limits.n_slots;
