@@ -11,7 +11,7 @@
 
 #include "image_impl.h"
 
-enum { MAX_CHUNK_BYTES = 8 << 20, MAX_CHUNKS = 256 };
+enum { MAX_CHUNK_BYTES = 8 << 20, MAX_CHUNKS = 256, LIBRARY_BYTES = 256 << 10 };
 
 struct png_run {
     struct image_bytes in;
@@ -43,6 +43,11 @@ static void on_read(png_structp png, png_bytep to, size_t n)
     r->at += n;
 }
 
+/* Chunks that no pixel depends on. Some of them are compressed: a small file would become gigabytes. */
+static const png_byte passed_over[] =
+    "bKGD\0cHRM\0gAMA\0hIST\0iCCP\0iTXt\0oFFs\0pCAL\0pHYs\0sBIT\0sCAL\0sPLT\0"
+    "sRGB\0tEXt\0tIME\0zTXt";
+
 static int png_begin(struct png_run *r, struct image_bytes in, struct err *e)
 {
     memset(r, 0, sizeof *r);
@@ -53,6 +58,7 @@ static int png_begin(struct png_run *r, struct image_bytes in, struct err *e)
         png_destroy_read_struct(&r->png, NULL, NULL);
         return err_set(e, ERR_NOMEM, "out of memory for a PNG reader");
     }
+    png_set_keep_unknown_chunks(r->png, PNG_HANDLE_CHUNK_NEVER, passed_over, sizeof passed_over / 5);
     png_set_user_limits(r->png, IMAGE_MAX_SIDE, IMAGE_MAX_SIDE);
     png_set_chunk_malloc_max(r->png, MAX_CHUNK_BYTES);
     png_set_chunk_cache_max(r->png, MAX_CHUNKS);
@@ -74,6 +80,9 @@ static void png_look(struct png_run *r, struct image_info *out)
     out->height = png_get_image_height(r->png, r->info);
     out->has_alpha = png_get_color_type(r->png, r->info) & PNG_COLOR_MASK_ALPHA ||
                      png_get_valid(r->png, r->info, PNG_INFO_tRNS);
+    /* two rows of up to 8 bytes a pixel, the inflater, and a chunk (eXIf) that is kept */
+    out->decoder_bytes =
+        32 * ((uint64_t)out->width + 64) + 8 * (uint64_t)out->height + 2 * r->in.n + LIBRARY_BYTES;
     png_bytep exif;
     png_uint_32 n;
     if (png_get_eXIf_1(r->png, r->info, &n, &exif))
