@@ -18,9 +18,11 @@
 #include <webp/encode.h>
 #include <zlib.h>
 
+#include "api/api.h"
 #include "base/file.h"
 #include "base/hash.h"
 #include "image/image.h"
+#include "picture_model.h"
 
 #define PICTURES TEST_SOURCE_ROOT "/tests/images"
 
@@ -320,13 +322,88 @@ static void processors(void **state)
     assert_true(n > 15);
 }
 
+/* ---- what towers are given ---- */
+
+static void rows(void **state)
+{
+    (void)state;
+    static const struct image_tower towers[] = {
+        {.merge = 2, .table_side = 48, .taps = IMAGE_TAPS_BILINEAR},
+        {.merge = 2, .window = 4},
+        {.merge = 1, .table_side = 32, .taps = IMAGE_TAPS_BICUBIC},
+        {.merge = 1, .table_side = 24, .taps = IMAGE_TAPS_BUCKETS, .class_row = true, .drop_first = true},
+    };
+    const struct image_grid grid = {.t = 1, .h = 130, .w = 256};
+    for (size_t i = 0; i < ARRAY_LEN(towers); i++) {
+        struct arena a;
+        struct image_rows out;
+        arena_init(&a, NULL, MEM_MISC);
+        int64_t since = begin();
+        assert_int_equal(image_tower_rows(&towers[i], &grid, 1, &a, &out, NULL), ERR_OK);
+        uint64_t took = taken(since), bound = image_tower_bytes(&towers[i], out.n_rows, out.n_merged);
+        if (took > bound || bound > 16 * took)
+            fail_msg("rows of tower %zu took %llu bytes, bound %llu", i, (unsigned long long)took,
+                     (unsigned long long)bound);
+        arena_release(&a);
+    }
+}
+
+/* One picture from its file to the inputs of a tower. */
+static void make(const struct prompt_front *front, uint32_t w, uint32_t h)
+{
+    struct strbuf text = STRBUF_INIT;
+    struct arena a, work;
+    const struct json *messages;
+    struct prompt_pictures pictures;
+    struct prompt_pixels out;
+    struct err e = {0};
+    const struct prompt_picture_options o = {0};
+    char what[64];
+    strbuf_puts(&text, "[{\"role\":\"user\",\"content\":[");
+    picture_part(&text, w, h, 1);
+    strbuf_puts(&text, "]}]");
+    arena_init(&a, NULL, MEM_MISC);
+    arena_init(&work, NULL, MEM_MISC);
+    assert_int_equal(json_parse(strbuf_cstr(&text), text.len, NULL, &a, &messages, &e), ERR_OK);
+    assert_int_equal(prompt_pictures_read(front, messages, &o, &a, &pictures, &e), ERR_OK);
+    int64_t since = begin();
+    assert_int_equal(prompt_picture_make(front, &pictures.list[0], NULL, &work, &out, &e), ERR_OK);
+    snprintf(what, sizeof what, "making %u x %u", w, h);
+    within(what, taken(since), prompt_picture_bytes(front, &pictures.list[0]), 8 << 20);
+    arena_release(&work);
+    arena_release(&a);
+    strbuf_release(&text);
+}
+
+static void whole_way(void **state)
+{
+    (void)state;
+    for (enum picture_kind kind = PICTURE_QWEN; kind <= PICTURE_GEMMA; kind++) {
+        char dir[] = "/tmp/day0-picture-memory-XXXXXX";
+        struct d0 d0 = {.log.fd = -1};
+        struct session s;
+        struct findings f;
+        struct err e = {0};
+        struct session_options so = {.model_dir = dir, .n_threads = 1, .memory_bytes = 1u << 30};
+        assert_non_null(mkdtemp(dir));
+        picture_model_write(dir, kind);
+        findings_init(&f, &d0.mem);
+        if (session_open(&s, &so, &f, &d0, &e))
+            fail_msg("%s", e.message);
+        make(s.front, 16, 24);
+        make(s.front, 64, 64);
+        make(s.front, 1300, 700);
+        session_close(&s);
+        findings_release(&f);
+        picture_model_remove(dir);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(files),
-        cmocka_unit_test(large),
-        cmocka_unit_test(notes),
-        cmocka_unit_test(processors),
+        cmocka_unit_test(files),      cmocka_unit_test(large), cmocka_unit_test(notes),
+        cmocka_unit_test(processors), cmocka_unit_test(rows),  cmocka_unit_test(whole_way),
     };
     if (!OWN_MALLOC) {
         print_message("SKIP memory of pictures: a sanitizer has malloc\n");
