@@ -13,7 +13,7 @@ setup: ## install missing packages and configure the build (quiet when there is 
 	@test -f $(BUILD)/build.ninja || { meson setup $(BUILD) $(MESON_OPTIONS) > $(BUILD).setup.log 2>&1 && rm -f $(BUILD).setup.log || { cat $(BUILD).setup.log; exit 1; }; }
 
 adapt: all ## run the main job on the model that ships in demo/
-	@$(BUILD)/day0 adapt demo/model --reference demo/reference.safetensors
+	@$(BUILD)/day0 adapt demo/model --reference demo/reference.safetensors --picture-reference demo/pictures.safetensors --questions demo/questions.json
 
 test: ## everything a change must pass; ends with one line of counts
 	@tools/setup.sh test
@@ -47,10 +47,12 @@ bench: all ## kernels (and BENCH_MODELS=...: whole models) against this machine'
 demo: ## train the demo model anew (PyTorch from PyPI, in a virtual environment outside the tree)
 	@tools/venv.sh torch
 	@$$(tools/venv.sh --print)/bin/python tools/train_demo.py demo
+	@$$(tools/venv.sh --print)/bin/python tools/eval_demo.py demo --write
 
 references: all ## record the references of the demo and of the tiny models (tests/parity)
 	@tools/venv.sh torch
 	@$$(tools/venv.sh --print)/bin/python tools/record_reference.py demo/model -o demo/reference.safetensors
+	@$$(tools/venv.sh --print)/bin/python tools/reference_conversation.py demo/model demo/conversation.json demo/pictures/q01.png demo/pictures/q02.png -o demo/pictures.safetensors
 	@$$(tools/venv.sh --print)/bin/python tools/reference.py --build $(BUILD)
 	@$$(tools/venv.sh --print)/bin/python tools/reference_k3.py --build $(BUILD)
 	@$$(tools/venv.sh --print)/bin/python tools/reference_activations.py --build $(BUILD)

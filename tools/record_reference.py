@@ -13,7 +13,7 @@ def main():
     ap.add_argument("model")
     ap.add_argument("-o", "--out", required=True)
     ap.add_argument("--prompt", default="Ada looks at the shapes on the table.")
-    ap.add_argument("--tokens", type=int, default=96, help="length of the whole sequence, prompt included")
+    ap.add_argument("--tokens", type=int, default=64, help="length of the whole sequence, prompt included")
     a = ap.parse_args()
     import torch
     import transformers
@@ -21,7 +21,9 @@ def main():
     from tokenizers import Tokenizer
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
-    model = transformers.AutoModelForCausalLM.from_pretrained(a.model, torch_dtype=torch.float32).eval()
+    with open(os.path.join(a.model, "config.json")) as f:
+        name = json.load(f)["architectures"][0]
+    model = getattr(transformers, name).from_pretrained(a.model, dtype=torch.float32).eval()
     ids = Tokenizer.from_file(os.path.join(a.model, "tokenizer.json")).encode(a.prompt).ids
     n_prompt = len(ids)
     with torch.no_grad():
@@ -36,10 +38,11 @@ def main():
                 probes[name] = y.detach()[0].contiguous().clone()
             return hook
 
-        names = ["model.embed_tokens"] + ["model.layers.%d" % i for i in range(model.config.num_hidden_layers)]
-        names += ["model.layers.0.input_layernorm", "model.layers.0.self_attn.q_proj", "model.layers.0.self_attn.o_proj",
-                  "model.layers.0.mlp.down_proj"]
         modules = dict(model.named_modules())
+        text = "model.language_model." if "model.language_model" in modules else "model."
+        names = ["embed_tokens"] + ["layers.%d" % i for i in range(model.config.get_text_config().num_hidden_layers)]
+        names += ["layers.0." + x for x in ("input_layernorm", "self_attn.q_proj", "self_attn.o_proj", "mlp.down_proj")]
+        names = [text + x for x in names]
         for name in names:
             modules[name].register_forward_hook(keep(name))
         logits = model(torch.tensor([ids])).logits[0].contiguous()

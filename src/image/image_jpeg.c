@@ -14,6 +14,8 @@
 #include "image_impl.h"
 
 enum { MAX_SCANS = 200, CHUNK_ROWS = 8, LINES = 160, LIBRARY_BYTES = 256 << 10 };
+#define MAX_SCANNED                                                                                          \
+    (UINT64_C(1) << 30) /* pixels, of all scans: one of nothing but zeros costs time, and no bytes */
 
 struct jpeg_run {
     struct jpeg_decompress_struct d;
@@ -21,7 +23,9 @@ struct jpeg_run {
     struct jpeg_progress_mgr progress;
     jmp_buf failed;
     char text[JMSG_LENGTH_MAX];
-    int code; /* enum err_code */
+    int code;            /* enum err_code */
+    const uint8_t *exif; /* [n_exif] behind "Exif\0\0" of the first marker that has it */
+    size_t n_exif;
 };
 
 static _Noreturn void jpeg_fail(struct jpeg_run *r, int code, const char *text)
@@ -64,8 +68,28 @@ static void on_output(j_common_ptr c)
 static void on_progress(j_common_ptr c)
 {
     struct jpeg_run *r = c->client_data;
-    if (c->is_decompressor && r->d.input_scan_number > MAX_SCANS)
+    uint64_t scans = c->is_decompressor && r->d.input_scan_number > 0 ? (uint64_t)r->d.input_scan_number : 0;
+    if (scans > MAX_SCANS || scans * ((uint64_t)r->d.image_width * r->d.image_height) > MAX_SCANNED)
         jpeg_fail(r, ERR_LIMIT, "more scans than a picture needs");
+}
+
+/* Instead of jpeg_save_markers, which walks along all that it keeps to append one more: tens of thousands of
+ * empty ones are minutes. The source is memory, so a marker is there whole or cut short. */
+static boolean on_app1(j_decompress_ptr d)
+{
+    struct jpeg_run *r = d->client_data;
+    const uint8_t *p = d->src->next_input_byte;
+    size_t left = d->src->bytes_in_buffer, n = left < 2 ? 2 : (size_t)p[0] << 8 | p[1];
+    n = n < 2 ? 2 : n;
+    if (n > left)
+        jpeg_fail(r, ERR_FORMAT, "a marker is cut short");
+    if (!r->exif && n >= 8 && memcmp(p + 2, "Exif\0\0", 6) == 0) {
+        r->exif = p + 8;
+        r->n_exif = n - 8;
+    }
+    d->src->next_input_byte += n;
+    d->src->bytes_in_buffer -= n;
+    return TRUE;
 }
 
 static void jpeg_start(struct jpeg_run *r, struct image_bytes in)
@@ -79,7 +103,7 @@ static void jpeg_start(struct jpeg_run *r, struct image_bytes in)
     r->d.client_data = r; /* creation clears all but err */
     r->progress.progress_monitor = on_progress;
     r->d.progress = &r->progress;
-    jpeg_save_markers(&r->d, JPEG_APP0 + 1, 0xFFFF);
+    jpeg_set_marker_processor(&r->d, JPEG_APP0 + 1, on_app1);
     jpeg_mem_src(&r->d, in.data, in.n);
     jpeg_read_header(&r->d, TRUE);
 }
@@ -91,7 +115,7 @@ static int jpeg_end(struct jpeg_run *r, struct err *e)
 }
 
 /* A picture of several scans is kept as coefficients, 2 bytes each, in whole groups of blocks; any other as
- * some hundred lines of each component. Notes are kept as they are in the file. */
+ * some hundred lines of each component. What is kept of notes is no more than the file. */
 static uint64_t memory_of(const struct jpeg_run *r, size_t file_bytes)
 {
     const struct jpeg_decompress_struct *d = &r->d;
@@ -119,11 +143,8 @@ int jpeg_head(struct image_bytes in, struct image_info *out, struct err *e)
     out->width = r.d.image_width;
     out->height = r.d.image_height;
     out->decoder_bytes = memory_of(&r, in.n);
-    for (jpeg_saved_marker_ptr m = r.d.marker_list; m; m = m->next)
-        if (m->data_length >= 6 && memcmp(m->data, "Exif\0\0", 6) == 0) {
-            out->orientation = exif_orientation(m->data + 6, m->data_length - 6);
-            break;
-        }
+    if (r.exif)
+        out->orientation = exif_orientation(r.exif, r.n_exif);
     return jpeg_end(&r, e);
 }
 

@@ -76,7 +76,8 @@ uint64_t image_process_bytes(const struct image_processor *p, const struct image
         w = s->resize[i][0];
         h = s->resize[i][1];
     }
-    m.kept = sum(m.kept, rgb(s->canvas_w, s->canvas_h));
+    if (w != s->canvas_w || h != s->canvas_h || s->at_x || s->at_y)
+        m.kept = sum(m.kept, rgb(s->canvas_w, s->canvas_h));
     if (p->rule != IMAGE_SMART && p->rule != IMAGE_NAVIT) {
         const uint64_t n = product(s->columns, s->rows);
         struct memory tile = {0};

@@ -11,7 +11,7 @@
 
 #include "image_impl.h"
 
-enum { MAX_CHUNK_BYTES = 8 << 20, MAX_CHUNKS = 256, LIBRARY_BYTES = 256 << 10 };
+enum { MAX_CHUNK_BYTES = 8 << 20, SIGNATURE_BYTES = 8, CHUNK_FRAME = 12, LIBRARY_BYTES = 256 << 10 };
 
 struct png_run {
     struct image_bytes in;
@@ -43,11 +43,6 @@ static void on_read(png_structp png, png_bytep to, size_t n)
     r->at += n;
 }
 
-/* Chunks that no pixel depends on. Some of them are compressed: a small file would become gigabytes. */
-static const png_byte passed_over[] =
-    "bKGD\0cHRM\0gAMA\0hIST\0iCCP\0iTXt\0oFFs\0pCAL\0pHYs\0sBIT\0sCAL\0sPLT\0"
-    "sRGB\0tEXt\0tIME\0zTXt";
-
 static int png_begin(struct png_run *r, struct image_bytes in, struct err *e)
 {
     memset(r, 0, sizeof *r);
@@ -58,10 +53,11 @@ static int png_begin(struct png_run *r, struct image_bytes in, struct err *e)
         png_destroy_read_struct(&r->png, NULL, NULL);
         return err_set(e, ERR_NOMEM, "out of memory for a PNG reader");
     }
-    png_set_keep_unknown_chunks(r->png, PNG_HANDLE_CHUNK_NEVER, passed_over, sizeof passed_over / 5);
     png_set_user_limits(r->png, IMAGE_MAX_SIDE, IMAGE_MAX_SIDE);
     png_set_chunk_malloc_max(r->png, MAX_CHUNK_BYTES);
-    png_set_chunk_cache_max(r->png, MAX_CHUNKS);
+    /* All but those that pixels depend on: texts and profiles of a small file may unpack to gigabytes. */
+    png_set_keep_unknown_chunks(r->png, PNG_HANDLE_CHUNK_NEVER, NULL, -1);
+    png_set_keep_unknown_chunks(r->png, PNG_HANDLE_CHUNK_AS_DEFAULT, (png_const_bytep) "eXIf", 1);
     png_set_read_fn(r->png, r, on_read);
     return ERR_OK;
 }
@@ -83,10 +79,29 @@ static void png_look(struct png_run *r, struct image_info *out)
     /* two rows of up to 8 bytes a pixel, the inflater, and a chunk (eXIf) that is kept */
     out->decoder_bytes =
         32 * ((uint64_t)out->width + 64) + 8 * (uint64_t)out->height + 2 * r->in.n + LIBRARY_BYTES;
+}
+
+/* From an eXIf chunk, which may also stand behind the pixels, further than a header is read. */
+static uint8_t find_orientation(struct image_bytes in)
+{
+    for (size_t at = SIGNATURE_BYTES; at <= in.n && in.n - at >= CHUNK_FRAME;) {
+        const uint8_t *p = in.data + at;
+        size_t n = (size_t)p[0] << 24 | (size_t)p[1] << 16 | (size_t)p[2] << 8 | p[3];
+        if (n > in.n - at - CHUNK_FRAME || memcmp(p + 4, "IEND", 4) == 0)
+            break;
+        if (memcmp(p + 4, "eXIf", 4) == 0)
+            return exif_orientation(p + 8, n);
+        at += CHUNK_FRAME + n;
+    }
+    return 1;
+}
+
+/* libpng gives an eXIf chunk only where its checksum is right. */
+static uint8_t checked_orientation(struct png_run *r)
+{
     png_bytep exif;
     png_uint_32 n;
-    if (png_get_eXIf_1(r->png, r->info, &n, &exif))
-        out->orientation = exif_orientation(exif, n);
+    return png_get_eXIf_1(r->png, r->info, &n, &exif) ? exif_orientation(exif, n) : 1;
 }
 
 int png_head(struct image_bytes in, struct image_info *out, struct err *e)
@@ -98,6 +113,7 @@ int png_head(struct image_bytes in, struct image_info *out, struct err *e)
     if (setjmp(png_jmpbuf(r.png)))
         return png_end(&r, true, e);
     png_look(&r, out);
+    out->orientation = find_orientation(in);
     return png_end(&r, false, e);
 }
 
@@ -138,5 +154,7 @@ int png_pixels(struct image_bytes in, const struct image_info *info, uint8_t *rg
         r.rows[y] = rgba + y * stride;
     png_read_image(r.png, r.rows);
     png_read_end(r.png, r.info); /* eXIf may follow the pixels; a cut end is seen here */
+    if (checked_orientation(&r) != info->orientation)
+        png_error(r.png, "its orientation is damaged");
     return png_end(&r, false, e);
 }

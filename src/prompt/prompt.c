@@ -256,8 +256,8 @@ int encode_once(const struct prompt_front *p, const char *text, size_t n, unsign
         out->n = mark;
         return rc;
     }
-    int32_t *ids = out->data + mark;
     size_t count = out->n - mark;
+    int32_t *ids = count ? out->data + mark : NULL;
     if (p->bos_id >= 0 && count >= 2 && ids[0] == p->bos_id && ids[1] == p->bos_id) {
         memmove(ids, ids + 1, (count - 1) * sizeof *ids);
         out->n--;

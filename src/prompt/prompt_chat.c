@@ -209,6 +209,17 @@ static int chat_plain(const struct prompt_front *p, const struct prompt_chat *c,
     return rc || !out ? rc : encode_once(p, strbuf_cstr(&r->text), r->text.len, flags, out, e);
 }
 
+/* Templates look for pictures at other keys too, {"type": "text", "image": ...}: what nobody read is not to
+ * be a token that stands for nothing. */
+static int no_markers(const struct prompt_front *p, const struct jinja_output *r, struct err *e)
+{
+    uint32_t n = placeholders_count(p, r);
+    return n == 0 ? ERR_OK
+                  : err_set(e, ERR_MISMATCH,
+                            "the chat template writes %s %u times, and no part is of type image or image_url",
+                            p->eyes->rules.marker, n);
+}
+
 /* By the template, with what stands for pictures in place of its markers. */
 static int chat_rendered(const struct prompt_front *p, const struct prompt_chat *c, struct jinja_output *r,
                          struct ids *out, struct err *e)
@@ -216,6 +227,8 @@ static int chat_rendered(const struct prompt_front *p, const struct prompt_chat 
     int rc = chat_render(p, c, r, e);
     if (rc == 0 && c->pictures)
         rc = placeholders_replace(p, c->pictures, c->parse_special, r, e);
+    else if (rc == 0 && p->eyes && !c->media)
+        rc = no_markers(p, r, e);
     return rc || !out ? rc : encode_rendered(p, c, r, out, e);
 }
 

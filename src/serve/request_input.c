@@ -147,8 +147,15 @@ static int check_sizes(const struct serve *s, const struct picture_set *set, str
         const struct prompt_picture *q = &set->pictures.list[i];
         const uint64_t patches = q->n_patches;
         rows += q->n_rows;
-        if (patches <= l->max_patches && q->n_rows <= l->max_picture_rows && rows <= l->n_feature_rows)
+        const bool room =
+            patches <= l->max_patches && q->n_rows <= l->max_picture_rows && rows <= l->n_feature_rows;
+        if (room && rows <= s->max_context)
             continue;
+        if (room) { /* not worth writing and tokenizing, which would hold up everybody else */
+            snprintf(text, sizeof text, "the pictures up to this one take %llu tokens, the context holds %u",
+                     (unsigned long long)rows, s->max_context);
+            return picture_error(err, q->message, q->part, "context_length_exceeded", text);
+        }
         if (patches > l->max_patches || q->n_rows > l->max_picture_rows)
             snprintf(text, sizeof text,
                      "a picture of %u x %u pixels becomes %llu patches, this server takes %u; send a smaller "

@@ -23,14 +23,21 @@ for dir in stories260K-hf stories260K-hf-5shards; do
     says "$dir: and says so" 'pass with waivers' "$scratch/out"
     run 2 "$dir: an unknown row is wrong usage" "$day0" adapt "$model" --out "$scratch/$dir-none" --accept weather=sunny
 done
-run 0 "demo: adapt passes with its reference" "$day0" adapt "$root/demo/model" --reference "$root/demo/reference.safetensors" --out "$scratch/demo" --json
+run 0 "demo: adapt passes with its references" "$day0" adapt "$root/demo/model" --reference "$root/demo/reference.safetensors" \
+    --picture-reference "$root/demo/pictures.safetensors" --questions "$root/demo/questions.json" --out "$scratch/demo" --json
 says "demo: verdict pass" '"verdict": "pass"' "$scratch/out"
 says "demo: errors by position are in the report" '"decode_identical": ?true' "$scratch/demo/report.json"
 says "demo: and on its page" 'Errors by position' "$scratch/demo/index.html"
+first=$(grep -m1 '"picture": "pictures/q01.png"' "$root/demo/questions.json")
+question=$(echo "$first" | sed 's/.*"question": "\([^"]*\)".*/\1/') answer=$(echo "$first" | sed 's/.*"answer": "\([^"]*\)".*/\1/')
 run 1 "demo: with room for less than its weights" "$day0" adapt "$root/demo/model" --memory 800000 --out "$scratch/tight" --requests 2
 says "demo: positions are not run, and the report says why" 'not run: .* of weights would be read three times' "$scratch/tight/report.json"
 run 0 "demo: run answers" "$day0" run "$root/demo/model" -p "Ada looks at the shapes on the table." -n 24 --json
-says "demo: with text" '"text": ".*[a-z]' "$scratch/out"
+says "demo: with text" '"text": ".*There is .* and ' "$scratch/out"
+run 0 "demo: run answers about a picture" "$day0" run "$root/demo/model" -p "$question" --image "$root/demo/pictures/q01.png" -n 8 --json
+says "demo: rightly" "\"text\": \"$answer\"" "$scratch/out"
+run 0 "demo: and about another" "$day0" run "$root/demo/model" -p "$question" --image "$root/demo/pictures/q02.png" -n 8 --json
+if grep -q "\"text\": \"$answer\"" "$scratch/out"; then not_ok "demo: otherwise"; else ok "demo: otherwise"; fi
 run 0 "demo: inspect" "$day0" inspect "$root/demo/model" --json
 run 0 "demo: ops at the model's shapes" "$day0" ops "$root/demo/model" --json
 run 0 "env" "$day0" env --json

@@ -12,7 +12,7 @@ says "probes and logits" '10 probes right, 0 wrong' "$scratch/out"
 says "best tokens" 'best token agrees at 100.0 %' "$scratch/out"
 run 0 "the same against the model itself" "$day0" compare "$reference" "$model" --json
 [ "$(field right "$scratch/out")" = 10 ] && ok "ten spans are right" || not_ok "ten spans are right"
-says "what a span is made of" '"operators": "7 operators from linear to linear"' "$scratch/out"
+says "what a span is made of" '"operators": "9 operators from linear to linear"' "$scratch/out"
 run 0 "fast kernels against the definitions" "$day0" compare "$scratch/ref.safetensors" "$scratch/good.safetensors"
 says "that is self-consistent" 'self-consistent' "$scratch/out"
 
@@ -41,7 +41,7 @@ with open(sys.argv[1], "rb") as f:
     for i, (name, t) in enumerate((k, v) for k, v in header.items() if k != "__metadata__"):
         f.seek(8 + n + t["data_offsets"][0])
         data = f.read(t["data_offsets"][1] - t["data_offsets"][0])
-        theirs = "layer_%02d" % int(name.split(".")[2]) if name[:-1] == "model.layers." else "array%d" % i
+        theirs = "layer_%02d" % int(name[-1]) if name[:-1] == "model.language_model.layers." else "array%d" % i
         shape = t["shape"] if name == "token_ids" else [1] + t["shape"]
         head = "{'descr': '%s', 'fortran_order': False, 'shape': (%s,), }" % ({"F32": "<f4", "I32": "<i4", "I64": "<i8"}[t["dtype"]],
                                                                            ", ".join(map(str, shape)))
@@ -52,7 +52,7 @@ with open(sys.argv[1], "rb") as f:
             ids = theirs
         elif theirs[0] == "a":
             names[theirs] = name
-    names["layer_%d"] = "model.layers.%d"
+    names["layer_%d"] = "model.language_model.layers.%d"
 json.dump({"producer": "a dump", "token_ids": ids, "tensors": names}, open(sys.argv[2] + "/map.json", "w"))
 PY
 run 0 "a trace from .npy files" "$day0" record --import "$scratch/dump" --map "$scratch/dump/map.json" -o "$scratch/imported.safetensors" --json

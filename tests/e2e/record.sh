@@ -12,20 +12,20 @@ run 0 "a trace of the ids of a reference" "$day0" record "$model" --tokens "$roo
 run 2 "layers that there are not" "$day0" record "$model" --text x --layers 2-9 -o "$scratch/x"
 says "are told" 'layers 2 to 9: the model has layers 0 to 3' "$scratch/err"
 run 2 "a beginning in mid-model without a trace" "$day0" record "$model" --text x --layers 2-3 -o "$scratch/x"
-says "is told what it lacks" 'model.layers.1 enters layer 2.*--from' "$scratch/err"
+says "is told what it lacks" 'model.language_model.layers.1 enters layer 2.*--from' "$scratch/err"
 run 2 "neither --text nor --tokens" "$day0" record "$model" -o "$scratch/x"
 run 1 "a device that computes nothing" "$day0" record "$model" --text x --device null -o "$scratch/x"
 [ ! -e "$scratch/x" ] && [ ! -e "$scratch/x.partial" ] && ok "nothing is left behind" || not_ok "nothing is left behind"
 
 run 0 "the watch for overflow" "$day0" record "$model" --text "Ada looks" --watch --probes none -o "$scratch/watch.safetensors" --json
 says "finds nothing here" '"first_beyond_f16": null' "$scratch/out"
-[ "$(count '"f16_headroom_bits"' "$scratch/out")" = 64 ] && ok "and looked at all 64 operators" || not_ok "and looked at all 64 operators"
+[ "$(count '"f16_headroom_bits"' "$scratch/out")" = 69 ] && ok "and looked at all 69 operators" || not_ok "and looked at all 69 operators"
 if command -v python3 > /dev/null; then
     cp -r "$model" "$scratch/large"
-    python3 "$here/spoil.py" enlarge "$scratch/large" model.layers.2.mlp.down_proj.weight 100000 || not_ok "spoil.py enlarge"
+    python3 "$here/spoil.py" enlarge "$scratch/large" model.language_model.layers.0.mlp.down_proj.weight 100000 || not_ok "spoil.py enlarge"
     run 0 "a projection whose sum passes 65,504 is a warning" "$day0" record "$scratch/large" --text "Ada looks" --watch -o "$scratch/watch.safetensors"
-    says "with layer and operator" 'N008 beyond-range +model.layers.2.mlp.down_proj' "$scratch/out"
-    says "and by how much" 'linear of layer 2 gives .* more than the 65,504 of F16 by [0-9.]+ bits' "$scratch/out"
+    says "with layer and operator" 'N008 beyond-range +model.language_model.layers.0.mlp.down_proj' "$scratch/out"
+    says "and by how much" 'linear of layer 0 gives .* more than the 65,504 of F16 by [0-9.]+ bits' "$scratch/out"
 else
     skip "a projection whose sum passes 65,504" "python3 is not installed"
 fi

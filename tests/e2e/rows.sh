@@ -3,6 +3,7 @@
 . "$(dirname "$0")/lib.sh"
 model=$root/demo/model
 reference=$root/demo/reference.safetensors
+pictures=$root/demo/pictures.safetensors
 command -v python3 > /dev/null || { skip "rows" "python3 is not installed"; finish; }
 [ -s "$model/model.safetensors" ] || { skip "rows" "no demo model"; finish; }
 report=$scratch/report
@@ -22,9 +23,8 @@ adapt() {
 copy() { rm -rf "$scratch/copy"; cp -r "$model" "$scratch/copy"; }
 edit() { python3 "$here/spoil.py" "$@" || not_ok "spoil.py $1"; }
 
-adapt 0 "intact" "$model" --reference "$reference"
-for key in environment weights memory communication numerics text service; do row "intact" $key passed; done
-row "intact" image "not applicable"
+adapt 0 "intact" "$model" --reference "$reference" --picture-reference "$pictures" --questions "$root/demo/questions.json"
+for key in environment weights memory communication numerics text image service; do row "intact" $key passed; done
 # the prediction is what the service set aside: from the stage's facts, PART of `predicted` and of `held`
 part() { sed -n "/\"$1\": {/,/}/s/^ *\"$2\": \([0-9]*\),*\$/\1/p" "$report/report.json" | head -1; }
 for key in kv device; do
@@ -52,13 +52,13 @@ fi
 fusion() { sed -n "/\"name\": \"$1\"/,/}/p" "$report/report.json" | sed -n "s/^ *\"$2\": *\"\{0,1\}\([^\",]*\).*/\1/p" | head -1; }
 # same NAME GOT WANTED
 same() { if [ "$2" = "$3" ]; then ok "$1"; else not_ok "$1" "got '$2', expected '$3'"; fi; }
-adapt 0 "fusions" "$model" --reference "$reference"
+adapt 0 "fusions" "$model" --reference "$reference" --picture-reference "$pictures"
 for f in qkv gate_up norm_residual norm_rope_store; do
     same "fusions: $f is on" "$(fusion $f on)" true
     same "fusions: $f gave the same bits" "$(fusion $f measured)" 0.0
 done
 says "fusions: the page shows them" 'norm_residual</td>.*</i>on</span>' "$report/index.html"
-adapt 0 "fusions: one is asked for" "$model" --reference "$reference" --fuse qkv
+adapt 0 "fusions: one is asked for" "$model" --reference "$reference" --picture-reference "$pictures" --fuse qkv
 same "fusions: asked for, on" "$(fusion qkv on)" true
 same "fusions: not asked for, off" "$(fusion gate_up on)" false
 same "fusions: not asked for, accepted all the same" "$(fusion gate_up accepted)" true
@@ -66,14 +66,14 @@ run 2 "fusions: a name that is none" "$day0" adapt "$model" --fuse q_k_v --out "
 says "fusions: the known ones are named" 'norm_rope_store' "$scratch/out" "$scratch/err"
 plugin=$(find "$build/tests/plugins" -name 'libfusion_device.so' 2> /dev/null | head -1)
 if [ -n "$plugin" ]; then
-    adapt 0 "a wrong fused kernel" "$model" --reference "$reference" --device "$plugin"
+    adapt 0 "a wrong fused kernel" "$model" --reference "$reference" --picture-reference "$pictures" --device "$plugin"
     says "a wrong fused kernel: N010 names it" '"id": "N010"' "$report/report.json"
     same "a wrong fused kernel: not accepted" "$(fusion norm_residual accepted)" false
     same "a wrong fused kernel: off" "$(fusion norm_residual on)" false
     same "a wrong fused kernel: one that the device does not run is off" "$(fusion norm_rope_store on)" false
     same "a wrong fused kernel: the others are on" "$(fusion gate_up on)" true
     for key in numerics text service; do row "a wrong fused kernel" $key passed; done
-    says "a wrong fused kernel: the service runs without it" 'fusions: qkv,gate_up;' "$report/service.log"
+    says "a wrong fused kernel: the service runs without it" 'fusions: qkv,gate_up,expert_grouping;' "$report/service.log"
     says "a wrong fused kernel: the page says so" 'norm_residual</td>.*</i>failed</span>' "$report/index.html"
 else
     skip "a wrong fused kernel" "the plugin was not built"
@@ -93,15 +93,15 @@ says "a violated rule: P002 in the report" '"id": "P002"' "$report/report.json"
 says "a violated rule: it is judged" '"state": "violated"' "$report/report.json"
 says "a violated rule: what was found" '"seen": "kernel Linux' "$report/report.json"
 says "a violated rule: the page shows it" 'a-test</td><td>kernel &gt;= 99</td>.*</i>violated</span>' "$report/index.html"
-adapt 0 "a violated rule, waived" "$model" --reference "$reference" --rules "$scratch/rules.json" --waive P002=known
+adapt 0 "a violated rule, waived" "$model" --reference "$reference" --picture-reference "$pictures" --rules "$scratch/rules.json" --waive P002=known
 row "a violated rule, waived" environment failed
 rules warning kernel ">= 99" > "$scratch/rules.json"
-adapt 0 "a violated rule that only warns" "$model" --reference "$reference" --rules "$scratch/rules.json"
+adapt 0 "a violated rule that only warns" "$model" --reference "$reference" --picture-reference "$pictures" --rules "$scratch/rules.json"
 row "a violated rule that only warns" environment passed
 says "a violated rule that only warns: the row names it" '"evidence": ".*; violated: warning a-test \(kernel ' "$report/report.json"
 says "a violated rule that only warns: P002 in the report" '"id": "P002"' "$report/report.json"
 rules error kernel ">= 1" > "$scratch/rules.json"
-adapt 0 "a rule that holds" "$model" --reference "$reference" --rules "$scratch/rules.json"
+adapt 0 "a rule that holds" "$model" --reference "$reference" --picture-reference "$pictures" --rules "$scratch/rules.json"
 row "a rule that holds" environment passed
 run 1 "rules that are none" "$day0" adapt "$model" --out "$scratch/none" --rules "$model/config.json"
 run 2 "a capture without --service" "$day0" adapt "$model" --out "$scratch/none" --root "$root/tests/captures/good.json"
@@ -118,7 +118,7 @@ row "shard deleted" numerics "not checked"
 row "shard deleted" service "not checked"
 copy
 (cd "$scratch/copy" && sha256sum model.safetensors > SHA256SUMS)
-adapt 0 "a shard and its hash" "$scratch/copy" --reference "$reference"
+adapt 0 "a shard and its hash" "$scratch/copy" --reference "$reference" --picture-reference "$pictures"
 row "a shard and its hash" weights passed
 edit weight "$scratch/copy"
 adapt 1 "a shard that was altered" "$scratch/copy" --reference "$reference"
@@ -129,7 +129,7 @@ copy; edit nan "$scratch/copy"
 adapt 1 "a NaN in the weights" "$scratch/copy"
 row "a NaN in the weights" weights failed
 [ "$(count '"id": ' "$report/report.json")" = 1 ] && ok "a NaN in the weights: one finding" || not_ok "a NaN in the weights: one finding"
-says "a NaN in the weights: W016 with the tensor" '"subject": "model.layers.3' "$report/report.json"
+says "a NaN in the weights: W016 with the tensor" '"subject": "model.language_model.layers.3' "$report/report.json"
 row "a NaN in the weights" numerics "not checked"
 
 adapt 1 "1 MB of memory" "$model" --reference "$reference" --memory 1M
@@ -214,10 +214,14 @@ says "serve says why" 'P005 not-computed-here' "$scratch/err"
 run 3 "not computed here: stress cannot start it" "$day0" stress "$scratch/odd" --requests 1
 says "stress says why" 'P005 not-computed-here' "$scratch/err"
 
-copy; edit vision "$scratch/copy"
-"$day0" adapt "$scratch/copy" --out "$scratch/vision" --requests 2 > "$scratch/out" 2> "$scratch/err"
-rm -rf "$report"; cp -r "$scratch/vision" "$report"
-row "a model that takes images" image "not checked"
+adapt 4 "no recorded pictures" "$model" --reference "$reference"
+row "no recorded pictures" image self-consistent
+cp -r "$root/demo/pictures" "$scratch/pictures"
+sed 's/"answer": "[^"]*"/"answer": "nothing"/' "$root/demo/questions.json" > "$scratch/wrong.json"
+adapt 1 "known answers that are wrong" "$model" --reference "$reference" --picture-reference "$pictures" --questions "$scratch/wrong.json"
+row "known answers that are wrong" image failed
+row "known answers that are wrong" text passed
+says "known answers that are wrong: I010 in the report" '"id": "I010"' "$report/report.json"
 
 python3 "$here/broken_server.py" "$scratch/broken.port" &
 children="$children $!"
@@ -229,12 +233,12 @@ adapt 1 "no server there" "$model" --service http://127.0.0.1:9
 row "no server there" service failed
 row "no server there" text "not checked"
 serve "$model"
-adapt 4 "a good server elsewhere" "$model" --reference "$reference" --service "$url"
+adapt 4 "a good server elsewhere" "$model" --reference "$reference" --picture-reference "$pictures" --service "$url"
 row "a good server elsewhere" service passed
 row "a good server elsewhere" text passed
 # the server's machine, captured: its rules count, and what nobody knows does not pass
 captured() {
-    adapt "$1" "$2" "$model" --reference "$reference" --service "$url" --root "$root/tests/captures/$3.json"
+    adapt "$1" "$2" "$model" --reference "$reference" --picture-reference "$pictures" --service "$url" --root "$root/tests/captures/$3.json"
     row "$2" environment "$4"
     says "$2: the report names the capture" "\"machine\": \".*$3.json\"" "$report/report.json"
 }
@@ -245,8 +249,8 @@ says "a server of unknown versions: which rule" 'not known: .*cuda13-driver \(nv
 
 # resume: the same again is taken over; a changed weight, another option and --fresh are not
 copy
-adapt 0 "first run" "$scratch/copy" --reference "$reference"
-again() { run "$1" "$2: exit status $1" "$day0" adapt "$scratch/copy" --reference "$reference" --out "$report" --requests 2 $3; }
+adapt 0 "first run" "$scratch/copy" --reference "$reference" --picture-reference "$pictures"
+again() { run "$1" "$2: exit status $1" "$day0" adapt "$scratch/copy" --reference "$reference" --picture-reference "$pictures" --out "$report" --requests 2 $3; }
 again 0 "unchanged" ""
 [ "$(count 'resumed' "$scratch/out")" = 5 ] && ok "unchanged: five stages resumed" || not_ok "unchanged: five stages resumed"
 again 0 "--fresh" "--fresh"

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Plants one fault in a copy of a model directory, for rows.sh, record.sh and compare.sh. Standard library only.
 
-    spoil.py nan|weight|shuffle|bos|vision DIR      spoil.py reference IN OUT      spoil.py enlarge DIR TENSOR FACTOR
+    spoil.py nan|weight|shuffle|bos DIR      spoil.py reference IN OUT      spoil.py enlarge DIR TENSOR FACTOR
 """
 import json
 import random
@@ -39,6 +39,20 @@ def tokenizer(directory, change):
         json.dump(t, f, ensure_ascii=False)
 
 
+def config(directory, change):
+    path = directory + "/config.json"
+    with open(path, encoding="utf-8") as f:
+        c = json.load(f)
+    change(c)
+    with open(path, "w", encoding="utf-8") as f:
+        json.dump(c, f)
+
+
+def added(directory):
+    with open(directory + "/tokenizer.json", encoding="utf-8") as f:
+        return json.load(f)["added_tokens"]
+
+
 def shuffle(t):
     vocab = t["model"]["vocab"]
     fixed = {a["content"] for a in t.get("added_tokens", [])}
@@ -57,6 +71,11 @@ def double_bos(t):
         if p.get("type") == "TemplateProcessing":
             at = special(p["single"])
             p["single"].insert(at, p["single"][at])
+            return
+    first = min(t["added_tokens"], key=lambda a: a["id"])  # there was none: the first special token, twice
+    one, text = {"SpecialToken": {"id": first["content"], "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}
+    t["post_processor"] = {"type": "TemplateProcessing", "single": [one, one, text], "pair": [one, one, text, {"Sequence": {"id": "B", "type_id": 0}}],
+                           "special_tokens": {first["content"]: {"id": first["content"], "ids": [first["id"]], "tokens": [first["content"]]}}}
 
 
 def main(argv):
@@ -72,12 +91,7 @@ def main(argv):
         tokenizer(path, shuffle)
     elif what == "bos":
         tokenizer(path, double_bos)
-    elif what == "vision":
-        with open(path + "/config.json", encoding="utf-8") as f:
-            c = json.load(f)
-        c["vision_config"] = {"hidden_size": 32}
-        with open(path + "/config.json", "w", encoding="utf-8") as f:
-            json.dump(c, f)
+        config(path, lambda c: c.setdefault("bos_token_id", min(x["id"] for x in added(path))))
     elif what == "reference":
         table, base = tensors(path)
         with open(path, "rb") as f:
@@ -93,8 +107,11 @@ def main(argv):
         with open(weights, "rb") as f:
             f.seek(base + begin)
             data = f.read(end - begin)
+        wide = table[argv[3]]["dtype"] == "F32"  # BF16 is the upper half of F32
+        data = data if wide else b"".join(b"\0\0" + data[i:i + 2] for i in range(0, len(data), 2))
         values = struct.unpack("<%df" % (len(data) // 4), data)
-        patch(weights, base + begin, struct.pack("<%df" % len(values), *(v * float(argv[4]) for v in values)))
+        data = struct.pack("<%df" % len(values), *(v * float(argv[4]) for v in values))
+        patch(weights, base + begin, data if wide else b"".join(data[i + 2:i + 4] for i in range(0, len(data), 4)))
     else:
         sys.exit("spoil.py: unknown fault " + what)
 

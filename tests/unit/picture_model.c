@@ -56,7 +56,7 @@ static const struct model_files kinds[] = {
                   ",{\"id\":302,\"content\":\"<|image_pad|>\",\"special\":true,\"normalized\":false}"
                   ",{\"id\":303,\"content\":\"<|video_pad|>\",\"special\":true,\"normalized\":false}",
          .chat = "{%- for m in messages %}{%- if m.content is string %}{{- m.content }}{%- else %}"
-                 "{%- for p in m.content %}{%- if p.type == 'image' %}"
+                 "{%- for p in m.content %}{%- if p.type == 'image' or 'image' in p %}"
                  "{{- '<|vision_start|><|image_pad|><|vision_end|>' }}{%- else %}{{- p.text }}{%- endif %}"
                  "{%- endfor %}{%- endif %}{%- endfor %}"},
     [PICTURE_LLAVA] =

@@ -8,8 +8,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
+#include <time.h>
 
 #include <cmocka.h>
+#include <zlib.h>
 
 #include "base/file.h"
 #include "base/hash.h"
@@ -215,6 +218,204 @@ static void test_limits(void **state)
     arena_release(&a);
 }
 
+/* ---- chunks of a PNG ---- */
+
+/* The chunk of this type in a PNG; *n: with its length, type and checksum. */
+static uint8_t *find_chunk(uint8_t *png, size_t bytes, const char *type, size_t *n)
+{
+    for (size_t at = 8; at + 12 <= bytes; at += *n) {
+        uint8_t *p = png + at;
+        *n = ((size_t)p[0] << 24 | (size_t)p[1] << 16 | (size_t)p[2] << 8 | p[3]) + 12;
+        if (memcmp(p + 4, type, 4) == 0)
+            return p;
+    }
+    fail_msg("no chunk %s", type);
+    return NULL;
+}
+
+static void put_u32(uint8_t *p, uint32_t v)
+{
+    p[0] = (uint8_t)(v >> 24), p[1] = (uint8_t)(v >> 16), p[2] = (uint8_t)(v >> 8), p[3] = (uint8_t)v;
+}
+
+static long peak_kib(void)
+{
+    struct rusage u;
+    getrusage(RUSAGE_SELF, &u);
+    return u.ru_maxrss;
+}
+
+/* Texts that unpack to 2 GiB cost nothing: nobody reads them. */
+static void test_png_texts_stay_packed(void **state)
+{
+    (void)state;
+    enum { N = 250, UNPACKED = 8000000 };
+    struct arena a;
+    struct err e = {0};
+    struct image m;
+    struct image_info info;
+    char *file, hex[2][SHA256_HEX_BYTES];
+    size_t n, of_end;
+    arena_init(&a, NULL, MEM_MISC);
+    assert_int_equal(file_read(OWN "/rgb.png", 1 << 20, &a, &file, &n, &e), ERR_OK);
+    assert_int_equal(image_decode(file, n, NULL, IMAGE_ALPHA_DROP, &a, &m, &e), ERR_OK);
+    hash_of(&m, hex[0]);
+    uint8_t *text = malloc(UNPACKED), *chunk = malloc(1 << 16);
+    uLongf packed = (1 << 16) - 32;
+    memset(text, 'a', UNPACKED);
+    assert_int_equal(compress2(chunk + 11, &packed, text, UNPACKED, 9), Z_OK);
+    free(text);
+    memcpy(chunk + 4, "zTXtk\0\0", 7);
+    put_u32(chunk, (uint32_t)packed + 3);
+    put_u32(chunk + 11 + packed, (uint32_t)crc32(0, chunk + 4, (uInt)packed + 7));
+    size_t each = packed + 15;
+    uint8_t *bomb = malloc(n + 2 * N * each), *to = bomb;
+    const uint8_t *end = find_chunk((uint8_t *)file, n, "IEND", &of_end);
+    size_t before = 8 + 25, middle = (size_t)(end - (uint8_t *)file) - before; /* signature and IHDR */
+    memcpy(to, file, before), to += before;
+    for (int i = 0; i < N; i++, to += each)
+        memcpy(to, chunk, each);
+    memcpy(to, file + before, middle), to += middle;
+    for (int i = 0; i < N; i++, to += each)
+        memcpy(to, chunk, each);
+    memcpy(to, end, of_end), to += of_end;
+    long peak = peak_kib();
+    assert_int_equal(image_probe(bomb, (size_t)(to - bomb), NULL, &info, &e), ERR_OK);
+    assert_int_equal(image_decode(bomb, (size_t)(to - bomb), NULL, IMAGE_ALPHA_DROP, &a, &m, &e), ERR_OK);
+    assert_true(peak_kib() - peak < 256 << 10);
+    hash_of(&m, hex[1]);
+    assert_string_equal(hex[0], hex[1]);
+    free(chunk);
+    free(bomb);
+    arena_release(&a);
+}
+
+/* ---- scans of a JPEG ---- */
+
+enum { SCAN_SIDE = 2560 };
+
+static void put_segment(struct strbuf *b, uint8_t marker, const uint8_t *body, size_t n)
+{
+    const uint8_t head[] = {0xFF, marker, (uint8_t)((n + 2) >> 8), (uint8_t)(n + 2)};
+    strbuf_add(b, (const char *)head, sizeof head);
+    strbuf_add(b, (const char *)body, n);
+}
+
+/* Grey, progressive, all coefficients 0: one bit a block in the first scan, five runs of blocks in all
+ * others, which go through the bits of one coefficient after the other. */
+static void put_scans(struct strbuf *b, int n_scans)
+{
+    static const uint8_t frame[] =
+        {8, SCAN_SIDE >> 8, SCAN_SIDE & 255, SCAN_SIDE >> 8, SCAN_SIDE & 255, 1, 1, 0x11, 0},
+                         dc[] = {0x00, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0},
+                         ac[] = {0x10, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xE0},
+                         first[] = {1, 1, 0, 0, 0, 0};
+    const int blocks = SCAN_SIDE / 8 * (SCAN_SIDE / 8), run = blocks / 5; /* from 2^14 to 2^15 - 1 */
+    uint8_t table[65] = {0}, bytes[10] = {0};
+    memset(table + 1, 1, 64);
+    strbuf_add(b, "\xFF\xD8", 2);
+    put_segment(b, 0xDB, table, sizeof table);
+    put_segment(b, 0xC2, frame, sizeof frame);
+    put_segment(b, 0xC4, dc, sizeof dc);
+    put_segment(b, 0xC4, ac, sizeof ac);
+    put_segment(b, 0xDA, first, sizeof first);
+    for (int i = 0; i < blocks / 8; i++)
+        strbuf_putc(b, '\0');
+    for (int i = 0; i < 5 * 15; i++) { /* a 0 for "run", then 14 bits */
+        int bit = i % 15 ? (run - (1 << 14)) >> (14 - i % 15) & 1 : 0;
+        bytes[i / 8] |= (uint8_t)(bit << (7 - i % 8));
+    }
+    bytes[9] |= 31;
+    for (int i = 0; i < n_scans - 1; i++) {
+        int low = 13 - i % 14, high = low == 13 ? 0 : low + 1;
+        const uint8_t scan[] = {
+            1, 1, 0, (uint8_t)(1 + i / 14), (uint8_t)(1 + i / 14), (uint8_t)(high << 4 | low)};
+        put_segment(b, 0xDA, scan, sizeof scan);
+        strbuf_add(b, (const char *)bytes, sizeof bytes);
+    }
+    strbuf_add(b, "\xFF\xD9", 2);
+}
+
+/* A scan of a few bytes goes over all pixels. */
+static void test_jpeg_scans(void **state)
+{
+    (void)state;
+    static const struct {
+        int n_scans, code;
+    } cases[] = {{150, ERR_OK}, {199, ERR_LIMIT}};
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        struct strbuf b = STRBUF_INIT;
+        struct arena a;
+        struct err e = {0};
+        struct image m;
+        arena_init(&a, NULL, MEM_MISC);
+        put_scans(&b, cases[i].n_scans);
+        int rc = image_decode(b.data, b.len, NULL, IMAGE_ALPHA_DROP, &a, &m, &e);
+        if (rc != cases[i].code)
+            fail_msg("%d scans: %d %s", cases[i].n_scans, rc, e.message);
+        if (rc)
+            assert_non_null(strstr(e.message, "scans"));
+        arena_release(&a);
+        strbuf_release(&b);
+    }
+}
+
+/* Time grows as their number does, not as its square. */
+static void test_jpeg_markers(void **state)
+{
+    (void)state;
+    enum { N = 50000 };
+    struct arena a;
+    struct err e = {0};
+    struct image_info info;
+    struct strbuf b = STRBUF_INIT;
+    char *file;
+    size_t n;
+    arena_init(&a, NULL, MEM_MISC);
+    assert_int_equal(file_read(OWN "/exif_6.jpg", 1 << 20, &a, &file, &n, &e), ERR_OK);
+    strbuf_add(&b, file, 2);
+    for (int i = 0; i < N; i++)
+        strbuf_add(&b, "\xFF\xE1\0\2", 4);
+    strbuf_add(&b, file + 2, n - 2);
+    clock_t begin = clock();
+    assert_int_equal(image_probe(b.data, b.len, NULL, &info, &e), ERR_OK);
+    assert_true(clock() - begin < 2 * CLOCKS_PER_SEC);
+    assert_int_equal(info.orientation, 6);
+    assert_int_equal(image_probe(b.data, 2 + 4 * N - 1, NULL, &info, &e), ERR_FORMAT);
+    strbuf_release(&b);
+    arena_release(&a);
+}
+
+/* An orientation counts behind the pixels as well; one whose checksum is wrong is damage. */
+static void test_png_late_orientation(void **state)
+{
+    (void)state;
+    struct arena a;
+    struct err e = {0};
+    struct image m;
+    char *file, hex[2][SHA256_HEX_BYTES];
+    size_t n, of_exif, of_end;
+    arena_init(&a, NULL, MEM_MISC);
+    assert_int_equal(file_read(OWN "/exif_6.png", 1 << 20, &a, &file, &n, &e), ERR_OK);
+    assert_int_equal(image_decode(file, n, NULL, IMAGE_ALPHA_DROP, &a, &m, &e), ERR_OK);
+    assert_int_equal(m.info.orientation, 6);
+    hash_of(&m, hex[0]);
+    uint8_t *first = (uint8_t *)file, *exif = find_chunk(first, n, "eXIf", &of_exif),
+            *end = find_chunk(first, n, "IEND", &of_end), keep[256];
+    assert_true(of_exif <= sizeof keep && exif < end);
+    memcpy(keep, exif, of_exif);
+    memmove(exif, exif + of_exif, (size_t)(end - exif) - of_exif);
+    memcpy(end - of_exif, keep, of_exif);
+    assert_int_equal(image_decode(file, n, NULL, IMAGE_ALPHA_DROP, &a, &m, &e), ERR_OK);
+    hash_of(&m, hex[1]);
+    assert_int_equal(m.info.orientation, 6);
+    assert_string_equal(hex[0], hex[1]);
+    end[-1] ^= 1;
+    assert_int_equal(image_decode(file, n, NULL, IMAGE_ALPHA_DROP, &a, &m, &e), ERR_FORMAT);
+    assert_non_null(strstr(e.message, "orientation"));
+    arena_release(&a);
+}
+
 static void test_names_what_it_does_not_read(void **state)
 {
     (void)state;
@@ -289,9 +490,16 @@ static void test_resize(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_own_pictures), cmocka_unit_test(test_material),
-        cmocka_unit_test(test_cut_and_bent), cmocka_unit_test(test_limits),
-        cmocka_unit_test(test_resize),       cmocka_unit_test(test_names_what_it_does_not_read),
+        cmocka_unit_test(test_own_pictures),
+        cmocka_unit_test(test_material),
+        cmocka_unit_test(test_cut_and_bent),
+        cmocka_unit_test(test_limits),
+        cmocka_unit_test(test_resize),
+        cmocka_unit_test(test_names_what_it_does_not_read),
+        cmocka_unit_test(test_png_texts_stay_packed),
+        cmocka_unit_test(test_png_late_orientation),
+        cmocka_unit_test(test_jpeg_scans),
+        cmocka_unit_test(test_jpeg_markers),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

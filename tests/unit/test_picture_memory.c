@@ -297,7 +297,7 @@ static void process(const char *name, const struct image_processor *p, uint32_t 
 static void processors(void **state)
 {
     (void)state;
-    static const uint32_t sizes[][2] = {{40, 30}, {1500, 900}, {700, 2100}, {337, 336}};
+    static const uint32_t sizes[][2] = {{40, 30}, {2400, 1800}, {700, 2100}, {337, 336}};
     DIR *d = opendir(PICTURES "/processors");
     assert_non_null(d);
     int n = 0;

@@ -721,6 +721,8 @@ static void refusals(void **state)
          "invalid_value", "url"},
         {"{\"type\":\"image_url\",\"image_url\":{\"url\":\"data:,\",\"detail\":\"low\"}}",
          "messages[0].content[0]", "unsupported", "detail"},
+        {"{\"type\":\"text\",\"text\":\"a\",\"image\":\"data:image/png;base64,AAAA\"}", "messages",
+         "invalid_value", "no part is of type image"}, /* the template looks at the key alone */
         {"{\"type\":\"input_image\",\"image_url\":\"data:image/png;base64,AAAA\"}", NULL, "unsupported",
          "input_image"},
     };
@@ -784,6 +786,13 @@ static void too_large(void **state)
     content(&b, SEEDS(1, 2, 3), "a");
     assert_int_equal(ask(s, b.data, "", &a), 200);
     assert_true(metric(s, "day0_image_decode_seconds_count") == 3);
+    all_is_free(s);
+    stop(s);
+    s = start((struct serve_options){.max_context = 17}, (struct session_options){0});
+    content(&b, SEEDS(1, 2, 3), "a"); /* 18 rows */
+    assert_int_equal(ask(s, b.data, "", &a), 400);
+    assert_string_equal(a.code, "context_length_exceeded");
+    assert_string_equal(a.param, "messages[0].content[2]");
     all_is_free(s);
     release(&a);
     strbuf_release(&b);
