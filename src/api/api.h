@@ -40,8 +40,9 @@ struct session_options {
     uint32_t max_patches;    /* of one picture; 0: 16,384, halved until all that pictures take is at most an
                               * eighth of the memory, down to 1,024 */
     uint32_t n_feature_rows; /* of pictures of all running requests; 0: four of the largest */
-    uint64_t picture_bytes;  /* host memory for files and messages of pictures of all requests; 0: 2 GiB, but
-                              * at  most a sixteenth of the memory, or two messages of the largest picture */
+    uint64_t picture_bytes;  /* host memory for pictures of all requests, half for files and messages, half to
+                              * decode in; 0: 2 GiB, but at most a sixteenth of the memory, or what the
+                              * largest picture takes */
     struct load_progress *progress;
 };
 

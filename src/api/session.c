@@ -22,6 +22,7 @@
 #define PICTURE_SHARE       8  /* of the memory, at most one part in so many */
 #define WAITING_SHARE       16 /* the same of pictures that wait */
 #define MOST_WAITING        (UINT64_C(2) << 30)
+#define LEAST_WAITING       (UINT64_C(16) << 20)
 
 static int first_finding(const struct findings *f, struct err *e)
 {
@@ -175,10 +176,13 @@ static int size_waiting(const struct session *s, const struct session_options *o
     int rc = picture_shape(s->spec->vision, &shape, e);
     uint64_t message = rc ? 0 : picture_plan_bytes(&shape, p->max_patches, p->max_picture_rows), share;
     if (rc == ERR_OK && !message)
-        message = PICTURE_MAX_BYTES; /* the largest pictures will be refused one by one */
+        message = PICTURE_MAX_BYTES / 4; /* the largest pictures will be refused one by one */
     share = p->memory_bytes / WAITING_SHARE;
     share = share < MOST_WAITING ? share : MOST_WAITING;
-    p->waiting_bytes = o->picture_bytes ? o->picture_bytes : share > 2 * message ? share : 2 * message;
+    /* one half holds, one is worked in: pixels, and the patches up to three times before they are a message
+     */
+    const uint64_t least = 8 * message + LEAST_WAITING;
+    p->waiting_bytes = o->picture_bytes ? o->picture_bytes : share > least ? share : least;
     return rc;
 }
 

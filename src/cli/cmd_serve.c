@@ -71,7 +71,9 @@ static const struct argp_option options[] = {
      "tokens of pictures held for all running requests (default: four of the largest pictures)", 3},
     {"max-pixels", KEY_PIXELS, "N", 0, "pixels of one picture (default 67108864)", 3},
     {"image-memory", KEY_IMAGE_MEMORY, "BYTES", 0,
-     "host memory for files and patches of all requests (default 2 GiB, or a sixteenth of the memory)", 3},
+     "host memory for pictures of all requests, half held, half to decode in (default 2 GiB, or a sixteenth "
+     "of the memory)",
+     3},
     {"image-threads", KEY_IMAGE_THREADS, "N", 0,
      "host threads that decode and process pictures (default: a quarter of the cores, at most 8)", 3},
     {"fuse", KEY_FUSE, "NAMES", 0,

@@ -40,7 +40,8 @@ struct image_info {
     uint32_t width, height; /* as seen: after the orientation was applied */
     uint8_t orientation;    /* of the EXIF data, 1 to 8; 1 where there is none */
     bool has_alpha;
-    bool animated; /* more frames follow the first one */
+    bool animated;          /* more frames follow the first one */
+    uint64_t decoder_bytes; /* what the library that decodes it takes beside the pixels, at most */
 };
 
 struct image {
@@ -52,8 +53,12 @@ struct image {
 int image_probe(const void *bytes, size_t n, const struct image_limits *limits, struct image_info *out,
                 struct err *e);
 
-/* Pixels into the arena, beside about as much memory while it works (JPEG: up to 6 bytes a pixel more).
- * limits may be NULL. ERR_FORMAT (damaged, cut short), ERR_UNSUPPORTED, ERR_LIMIT, ERR_NOMEM. */
+/* Memory that image_decode takes while it works, at most, the pixels that it leaves in the arena included.
+ * It grows with sizes and format only, but for lossless WebP made to have as many code tables as can be. */
+uint64_t image_decode_bytes(const struct image_info *info);
+
+/* Pixels into the arena. limits may be NULL. ERR_FORMAT (damaged, cut short), ERR_UNSUPPORTED, ERR_LIMIT,
+ * ERR_NOMEM. */
 int image_decode(const void *bytes, size_t n, const struct image_limits *limits, enum image_alpha alpha,
                  struct arena *arena, struct image *out, struct err *e);
 
@@ -166,6 +171,13 @@ int image_plan(const struct image_processor *p, uint32_t width, uint32_t height,
 int image_process(const struct image_processor *p, const struct image_plan *plan, const struct image *m,
                   struct arena *arena, float **out, struct err *e);
 
+/* What a piece of so many bytes takes in an arena, at most, beside one block of 1 MiB that is not filled. */
+uint64_t image_in_arena(uint64_t bytes);
+
+/* Memory that image_process takes while it works, at most, its tensor included; UINT64_MAX: more than can be
+ * said. */
+uint64_t image_process_bytes(const struct image_processor *p, const struct image_plan *plan);
+
 /* Tiles as rows of patches, as a convolution whose steps are its width sees them: tiles float32 [n, channels,
  * h, w] -> *out float32 [n * (h / patch) * (w / patch), channels * patch * patch] in the arena, tile by tile,
  * row by row; what is left over at the right and below is dropped. ERR_INVALID (a side of 0, or shorter than
@@ -235,6 +247,9 @@ struct image_rows {
 uint64_t image_tower_patches(const struct image_tower *tower, const struct image_grid *grids, size_t n);
 
 #define IMAGE_MAX_PATCHES ((uint64_t)1 << 22) /* of all pictures together, class rows included */
+
+/* Memory that image_tower_rows leaves in the arena, at most: n_rows T, n_merged R. */
+uint64_t image_tower_bytes(const struct image_tower *tower, uint64_t n_rows, uint64_t n_merged);
 
 /* Everything in the arena. ERR_INVALID (a side of 0, or that is no multiple of merge; a grid
  * of another size than a table of IMAGE_TAPS_EXACT; tiles of a canvas that are missing or unlike), ERR_LIMIT,

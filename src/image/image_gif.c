@@ -10,6 +10,8 @@
 
 #include "image_impl.h"
 
+enum { LIBRARY_BYTES = 256 << 10 };
+
 struct gif_run {
     struct image_bytes in;
     size_t at;
@@ -77,6 +79,7 @@ int gif_head(struct image_bytes in, struct image_info *out, struct err *e)
         return gif_fail(&r, D_GIF_ERR_NOT_READABLE, e);
     out->width = (uint32_t)r.gif->SWidth;
     out->height = (uint32_t)r.gif->SHeight;
+    out->decoder_bytes = LIBRARY_BYTES + out->width; /* code tables, colours, one line */
     out->has_alpha = to_first_frame(&r) && r.transparent >= 0;
     DGifCloseFile(r.gif, NULL);
     return ERR_OK;

@@ -13,7 +13,7 @@
 
 #include "image_impl.h"
 
-enum { MAX_SCANS = 200, CHUNK_ROWS = 8 };
+enum { MAX_SCANS = 200, CHUNK_ROWS = 8, LINES = 160, LIBRARY_BYTES = 256 << 10 };
 #define MAX_SCANNED                                                                                          \
     (UINT64_C(1) << 30) /* pixels, of all scans: one of nothing but zeros costs time, and no bytes */
 
@@ -114,6 +114,25 @@ static int jpeg_end(struct jpeg_run *r, struct err *e)
     return r->code ? err_set(e, r->code, "JPEG: %s", r->text) : ERR_OK;
 }
 
+/* A picture of several scans is kept as coefficients, 2 bytes each, in whole groups of blocks; any other as
+ * some hundred lines of each component. What is kept of notes is no more than the file. */
+static uint64_t memory_of(const struct jpeg_run *r, size_t file_bytes)
+{
+    const struct jpeg_decompress_struct *d = &r->d;
+    const uint64_t side_x = 8u * (unsigned)d->max_h_samp_factor, side_y = 8u * (unsigned)d->max_v_samp_factor,
+                   wide = ALIGN_UP((uint64_t)d->image_width, side_x),
+                   high = ALIGN_UP((uint64_t)d->image_height, side_y);
+    uint64_t bytes = file_bytes + LIBRARY_BYTES;
+    for (int i = 0; i < d->num_components; i++) {
+        const uint64_t h = (unsigned)d->comp_info[i].h_samp_factor,
+                       v = (unsigned)d->comp_info[i].v_samp_factor;
+        bytes += LINES * wide;
+        if (jpeg_has_multiple_scans((j_decompress_ptr)&r->d))
+            bytes += 2 * (wide * h / (side_x / 8)) * (high * v / (side_y / 8));
+    }
+    return bytes;
+}
+
 int jpeg_head(struct image_bytes in, struct image_info *out, struct err *e)
 {
     struct jpeg_run r;
@@ -123,6 +142,7 @@ int jpeg_head(struct image_bytes in, struct image_info *out, struct err *e)
     jpeg_start(&r, in);
     out->width = r.d.image_width;
     out->height = r.d.image_height;
+    out->decoder_bytes = memory_of(&r, in.n);
     if (r.exif)
         out->orientation = exif_orientation(r.exif, r.n_exif);
     return jpeg_end(&r, e);

@@ -11,7 +11,7 @@
 
 #include "image_impl.h"
 
-enum { MAX_CHUNK_BYTES = 8 << 20, SIGNATURE_BYTES = 8, CHUNK_FRAME = 12 };
+enum { MAX_CHUNK_BYTES = 8 << 20, SIGNATURE_BYTES = 8, CHUNK_FRAME = 12, LIBRARY_BYTES = 256 << 10 };
 
 struct png_run {
     struct image_bytes in;
@@ -76,6 +76,9 @@ static void png_look(struct png_run *r, struct image_info *out)
     out->height = png_get_image_height(r->png, r->info);
     out->has_alpha = png_get_color_type(r->png, r->info) & PNG_COLOR_MASK_ALPHA ||
                      png_get_valid(r->png, r->info, PNG_INFO_tRNS);
+    /* two rows of up to 8 bytes a pixel, the inflater, and a chunk (eXIf) that is kept */
+    out->decoder_bytes =
+        32 * ((uint64_t)out->width + 64) + 8 * (uint64_t)out->height + 2 * r->in.n + LIBRARY_BYTES;
 }
 
 /* From an eXIf chunk, which may also stand behind the pixels, further than a header is read. */

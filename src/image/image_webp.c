@@ -11,6 +11,8 @@
 
 #include "image_impl.h"
 
+enum { LIBRARY_BYTES = 1 << 20 }; /* code tables of pictures as encoders make them */
+
 int webp_head(struct image_bytes in, struct image_info *out, struct err *e)
 {
     WebPData data = {in.data, in.n};
@@ -21,6 +23,10 @@ int webp_head(struct image_bytes in, struct image_info *out, struct err *e)
     out->width = WebPDemuxGetI(demux, WEBP_FF_CANVAS_WIDTH);
     out->height = WebPDemuxGetI(demux, WEBP_FF_CANVAS_HEIGHT);
     out->has_alpha = flags & ALPHA_FLAG;
+    /* two canvases, and a frame that is decoded into one of them: lossless 4 bytes a pixel and the pictures
+     * of its transforms, or a plane of alpha; some lines; a note on each frame of the file */
+    out->decoder_bytes = (8 + 6) * (uint64_t)out->width * out->height + 1024 * ((uint64_t)out->width + 64) +
+                         8 * (uint64_t)in.n + LIBRARY_BYTES;
     out->animated = WebPDemuxGetI(demux, WEBP_FF_FRAME_COUNT) > 1;
     WebPChunkIterator chunk;
     if (WebPDemuxGetChunk(demux, "EXIF", 1, &chunk)) {

@@ -22,8 +22,8 @@ struct plan_options {
     /* Pictures, where the description has the graph of a tower; 0: none are taken. The largest picture, and
      * the rows of features that are kept. */
     uint32_t max_patches, max_picture_rows, n_feature_rows;
-    uint64_t waiting_bytes; /* host memory that files and messages of pictures may hold; counted where they
-                             * are taken */
+    uint64_t waiting_bytes; /* host memory for pictures that wait: files, messages, and what they are decoded
+                             * in; counted where they are taken */
     /* What the device sets aside for the part of the largest step beyond its scratch, in bytes
      * (dev_scratch_plan, with the device as context). NULL: not known, and not counted. */
     int (*device_need)(void *context, const struct d0_part *part, uint64_t *bytes, struct err *e);

@@ -183,6 +183,10 @@ int prompt_picture_make(const struct prompt_front *p, const struct prompt_pictur
                         const struct image_limits *limits, struct arena *arena, struct prompt_pixels *out,
                         struct err *e);
 
+/* Memory that prompt_picture_make takes while it works, at most, from header and plan alone; what it leaves
+ * in the arena is part of it. UINT64_MAX: more than can be said. */
+uint64_t prompt_picture_bytes(const struct prompt_front *p, const struct prompt_picture *picture);
+
 /* The message that an engine's tower of this shape takes, malloc'ed: free(*out). ERR_MISMATCH: an input of
  * the tower is not there, or of another size. ERR_LIMIT, ERR_NOMEM. */
 struct picture_shape;

@@ -165,6 +165,10 @@ static void write_picture_metrics(struct strbuf *out, struct serve *s, const str
     metric_value(out, "day0_images_waiting", "gauge", "Pictures that no host thread has begun", p.n_waiting);
     metric_value(out, "day0_image_held_bytes", "gauge", "Files and patches of pictures held for requests",
                  (double)p.held_bytes);
+    metric_value(out, "day0_image_working_bytes", "gauge",
+                 "Memory predicted for the pictures that are being made", (double)p.working_bytes);
+    metric_value(out, "day0_image_most_working_bytes", "gauge", "The most that this has been",
+                 (double)p.most_working_bytes);
     metric_value(out, "day0_image_busy_seconds_total", "counter", "Time of host threads spent on pictures",
                  seconds(p.busy_ns));
     metric_value(out, "day0_vision_busy_seconds_total", "counter", "Time of the engine spent in the tower",

@@ -24,6 +24,7 @@ struct picture_pool {
     pthread_mutex_t lock; /* of everything below */
     pthread_cond_t wake;
     bool stop, notified;
+    uint64_t working_bytes;                     /* of pictures in progress, as predicted */
     struct picture_set *first, *last;           /* with pictures that no thread has begun */
     struct picture_set *first_done, *last_done; /* to be taken */
     struct picture_set *running;                /* all begun, not all done */
@@ -159,11 +160,27 @@ static void note(struct picture_pool *p, struct picture_set *s, uint32_t i, int 
     histogram_add(&p->stats.process, (double)pixels->process_ns / 1e9);
 }
 
+/* Half of the memory is for what is held, half for work: so a picture that waits for room to be decoded in
+ * gets it when those in progress are done, however much others hold. */
+static uint64_t half(const struct picture_pool *p)
+{
+    return p->o.max_bytes / 2;
+}
+
+/* Nobody overtakes a picture that waits for room: a large one would wait for ever. */
+static bool has_room(const struct picture_pool *p, const struct picture_set *s)
+{
+    return s->work_bytes[s->n_begun] <= half(p) - p->working_bytes;
+}
+
 /* The next picture of the first set; a set whose pictures are all begun leaves the queue. */
 static uint32_t begin(struct picture_pool *p, struct picture_set *s)
 {
     uint32_t i = s->n_begun++;
     s->n_running++;
+    p->working_bytes += s->work_bytes[i];
+    if (p->working_bytes > p->stats.most_working_bytes)
+        p->stats.most_working_bytes = p->working_bytes;
     p->stats.n_waiting--;
     if (s->n_begun == s->pictures.n) {
         unlink_set(&p->first, &p->last, s);
@@ -184,6 +201,8 @@ static bool run_picture(struct picture_pool *p, struct picture_set *s)
     int rc = make_picture(p, &s->pictures.list[i], &s->images[i], &pixels, &e);
     uint64_t ns = clock_ns() - start;
     pthread_mutex_lock(&p->lock);
+    p->working_bytes -= s->work_bytes[i];
+    pthread_cond_broadcast(&p->wake); /* others may wait for its room */
     note(p, s, i, rc, &e, &pixels, ns);
     return settle(p, s);
 }
@@ -209,7 +228,7 @@ static void *pool_main(void *arg)
         struct picture_set *s = p->first;
         while (s && (s->cancelled || s->code)) /* settles with the picture in progress */
             s = s->next;
-        if (c == NULL && s == NULL) {
+        if (c == NULL && (s == NULL || !has_room(p, s))) {
             pthread_cond_wait(&p->wake, &p->lock);
         } else if (c ? run_call(p, c) : run_picture(p, s)) {
             pthread_mutex_unlock(&p->lock);
@@ -247,10 +266,10 @@ void picture_set_free(struct picture_set *s)
 /* Counts bytes, or says why not. */
 static int hold(struct picture_pool *p, uint64_t bytes, struct err *e)
 {
-    if (bytes > p->o.max_bytes)
+    if (bytes > half(p))
         return err_set(e, ERR_LIMIT, "its pictures take %llu bytes, all requests together may have %llu",
-                       (unsigned long long)bytes, (unsigned long long)p->o.max_bytes);
-    if (atomic_fetch_add(&p->held_bytes, bytes) + bytes <= p->o.max_bytes)
+                       (unsigned long long)bytes, (unsigned long long)half(p));
+    if (atomic_fetch_add(&p->held_bytes, bytes) + bytes <= half(p))
         return ERR_OK;
     atomic_fetch_sub(&p->held_bytes, bytes);
     return err_set(e, ERR_BUSY, "pictures of other requests are being worked on, try again later");
@@ -261,7 +280,8 @@ int picture_pool_reserve(struct picture_set *s, struct err *e)
     struct picture_pool *p = s->pool;
     uint64_t need = 0;
     s->images = arena_alloc_n(&s->arena, s->pictures.n, sizeof *s->images);
-    if (s->images == NULL)
+    s->work_bytes = arena_alloc_n(&s->arena, s->pictures.n, sizeof *s->work_bytes);
+    if (s->images == NULL || s->work_bytes == NULL)
         return err_set(e, ERR_NOMEM, "out of memory for %u pictures", s->pictures.n);
     for (uint32_t i = 0; i < s->pictures.n; i++) {
         const struct prompt_picture *q = &s->pictures.list[i];
@@ -270,6 +290,13 @@ int picture_pool_reserve(struct picture_set *s, struct err *e)
         if (bytes == 0)
             return err_set(e, ERR_LIMIT, "picture %u becomes %llu patches, more than one message holds", i,
                            (unsigned long long)q->n_patches);
+        s->work_bytes[i] = prompt_picture_bytes(p->o.front, q);
+        if (s->work_bytes[i] > half(p))
+            return err_set(e, ERR_LIMIT,
+                           "picture %u of %u x %u pixels takes up to %llu bytes to decode and process, this "
+                           "server has %llu for that",
+                           i, q->info.width, q->info.height, (unsigned long long)s->work_bytes[i],
+                           (unsigned long long)half(p));
         need += bytes + q->n;
     }
     int rc = hold(p, need, e);
@@ -344,6 +371,7 @@ void picture_pool_cancel(struct picture_pool *p, uint64_t id)
     } else if (s) {
         s->cancelled = true;
         settle(p, s);
+        pthread_cond_broadcast(&p->wake); /* what waited behind it may have room */
     }
     pthread_mutex_unlock(&p->lock);
 }
@@ -364,6 +392,7 @@ void picture_pool_stats(struct picture_pool *p, struct picture_pool_stats *out)
 {
     pthread_mutex_lock(&p->lock);
     *out = p->stats;
+    out->working_bytes = p->working_bytes;
     pthread_mutex_unlock(&p->lock);
     out->n_threads = p->n_threads;
     out->max_bytes = p->o.max_bytes;

@@ -28,7 +28,8 @@ struct picture_set {
     /* the pool's own */
     struct picture_pool *pool;
     struct picture_set *next;
-    uint64_t bytes; /* counted in the pool */
+    uint64_t bytes;       /* counted in the pool */
+    uint64_t *work_bytes; /* [pictures.n] that making each takes beside that, at most */
     uint32_t n_begun, n_running, n_done;
     bool cancelled;
 };
@@ -45,8 +46,8 @@ struct picture_pool_options {
     const struct prompt_front *front;
     const struct picture_shape *shape; /* of messages */
     struct image_limits limits;
-    unsigned n_threads;            /* >= 1 */
-    uint64_t max_bytes;            /* of files and messages of all sets */
+    unsigned n_threads; /* >= 1 */
+    uint64_t max_bytes; /* half of it for files and messages of all sets, half for what threads work in */
     void (*notify)(void *context); /* on a thread of the pool: sets are done */
     void *context;
     struct mem *mem;
@@ -56,8 +57,9 @@ struct picture_pool_stats {
     unsigned n_threads;
     uint32_t n_waiting; /* pictures that no thread has begun */
     uint64_t held_bytes, max_bytes;
-    uint64_t n_done, n_failed, busy_ns; /* pictures; time of threads */
-    struct histogram decode, process;   /* of one picture */
+    uint64_t working_bytes, most_working_bytes; /* predicted for pictures in progress: now, and ever */
+    uint64_t n_done, n_failed, busy_ns;         /* pictures; time of threads */
+    struct histogram decode, process;           /* of one picture */
 };
 
 int picture_pool_open(struct picture_pool **out, const struct picture_pool_options *o, struct err *e);
@@ -70,11 +72,11 @@ void picture_pool_close(struct picture_pool *p);
 struct picture_set *picture_set_new(struct picture_pool *p); /* without an id yet */
 void picture_set_free(struct picture_set *s);                /* any thread; s may be NULL */
 
-/* Counts what the set will hold; any thread, before submit. ERR_LIMIT: more than max_bytes by itself.
- * ERR_BUSY: not now.
- */
+/* Counts what the set will hold; any thread, before submit. ERR_LIMIT: more than half of max_bytes by itself,
+ * or a picture that takes more than the other half to make. ERR_BUSY: not now. */
 int picture_pool_reserve(struct picture_set *s, struct err *e);
-/* Takes the set over. Sets are worked on in order; the pictures of one by as many threads as are free. */
+/* Takes the set over. Sets are worked on in order; the pictures of one by as many threads as are free and
+ * have room to work in. */
 void picture_pool_submit(struct picture_set *s);
 /* Takes the call over unless it fails. ERR_BUSY, ERR_LIMIT as of picture_pool_reserve. */
 int picture_pool_call(struct picture_pool *p, struct pool_call *call, uint64_t bytes, struct err *e);

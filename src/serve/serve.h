@@ -20,7 +20,7 @@ struct serve_options {
     size_t max_body;          /* 0: 8 MiB, of a model that takes pictures 64 MiB */
     uint32_t max_pictures;    /* of one request; 0: 32 */
     uint64_t max_pixels;      /* of one picture; 0: IMAGE_MAX_PIXELS */
-    uint64_t picture_bytes;   /* files and patches of all requests; 0: 2 GiB */
+    uint64_t picture_bytes;   /* for pictures of all requests: half to hold, half to work in; 0: 2 GiB */
     unsigned picture_threads; /* that decode and process them; 0: a quarter of the cores, at most 8 */
     bool prefix_cache;
     uint32_t prefill_chunk;   /* 0: whole budget */

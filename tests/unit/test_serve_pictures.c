@@ -766,12 +766,12 @@ static void refusals(void **state)
     stop(s);
 }
 
-/* What this server's tower, store and memory cannot hold is refused before anything is decoded. */
+/* What this server's tower and store cannot hold is refused before anything is decoded. */
 static void too_large(void **state)
 {
     (void)state;
-    struct server *s = start((struct serve_options){.picture_bytes = 60000},
-                             (struct session_options){.max_patches = 64, .n_feature_rows = 20});
+    struct server *s =
+        start((struct serve_options){0}, (struct session_options){.max_patches = 64, .n_feature_rows = 20});
     struct strbuf b = STRBUF_INIT;
     struct answer a = {0};
     picture_part(&b, 64, 64, 1); /* 256 patches */
@@ -783,12 +783,8 @@ static void too_large(void **state)
     assert_int_equal(ask(s, b.data, "", &a), 400);
     assert_string_equal(a.code, "image_too_large");
     assert_string_equal(a.param, "messages[0].content[3]");
-    content(&b, SEEDS(1, 2, 3),
-            "a"); /* 3 x 24 patches of 96 numbers, and the files: more than 20,000 bytes each */
+    content(&b, SEEDS(1, 2, 3), "a");
     assert_int_equal(ask(s, b.data, "", &a), 200);
-    strbuf_clear(&b);
-    picture_part(&b, 120, 120, 1); /* shrunk to 64 x 64 pixels at most; the file alone is 43 kB */
-    assert_int_equal(ask(s, b.data, "", &a), 400);
     assert_true(metric(s, "day0_image_decode_seconds_count") == 3);
     all_is_free(s);
     stop(s);
@@ -800,6 +796,51 @@ static void too_large(void **state)
     all_is_free(s);
     release(&a);
     strbuf_release(&b);
+    stop(s);
+}
+
+/* Where one picture at a time has room to be decoded in, the others wait for it, however many threads there
+ * are, and all are answered; what never has room is refused before it is decoded. */
+static void room_to_work(void **state)
+{
+    (void)state;
+    struct server *s = start((struct serve_options){.picture_bytes = 10 << 20, .picture_threads = 4},
+                             (struct session_options){0});
+    struct http_client *c;
+    struct strbuf b = STRBUF_INIT;
+    struct answer many[12] = {0}, refused = {0};
+    struct err e = {0};
+    assert_int_equal(http_client_open(&c, &e), 0);
+    for (size_t i = 0; i < ARRAY_LEN(many); i++) {
+        strbuf_clear(&b);
+        picture_part(&b, 220, 220, i + 1);
+        strbuf_puts(&b, ",");
+        picture_part(&b, 64, 64, i + 1);
+        add(s, c, b.data, "", &many[i]);
+    }
+    run_all(c);
+    for (size_t i = 0; i < ARRAY_LEN(many); i++) {
+        assert_int_equal(many[i].status, 200);
+        release(&many[i]);
+    }
+    strbuf_clear(&b);
+    picture_part(&b, 1000, 1000, 1); /* RGBA and RGB are 7 MB, and there are 5 MiB */
+    assert_int_equal(ask(s, b.data, "", &refused), 400);
+    if (!strstr(refused.message, "picture 0 of 1000 x 1000 pixels takes up to"))
+        fail_msg("%s", refused.message);
+    strbuf_clear(&b);
+    picture_part(&b, 1400, 1400, 1); /* the body alone is 8 MB */
+    assert_int_equal(ask(s, b.data, "", &refused), 400);
+    if (!strstr(refused.message, "all requests together may have 5242880"))
+        fail_msg("%s", refused.message);
+    release(&refused);
+    const double most = metric(s, "day0_image_most_working_bytes");
+    assert_true(most > 4e5 && most <= 5 << 20);
+    assert_true(metric(s, "day0_image_working_bytes") == 0);
+    assert_true(metric(s, "day0_image_decode_seconds_count") == 2 * ARRAY_LEN(many));
+    all_is_free(s);
+    strbuf_release(&b);
+    http_client_close(c);
     stop(s);
 }
 
@@ -876,19 +917,19 @@ static int post(const struct server *s, const char *body, size_t n, struct answe
 static void large_bodies(void **state)
 {
     (void)state;
-    struct server *s = start((struct serve_options){.picture_bytes = 1500000}, (struct session_options){0});
+    struct server *s = start((struct serve_options){.picture_bytes = 10 << 20}, (struct session_options){0});
     struct http_client *c;
     struct strbuf b = STRBUF_INIT, text = STRBUF_INIT;
-    struct answer a = {0}, many[20] = {0};
+    struct answer a = {0}, many[48] = {0};
     struct err e = {0};
-    for (int i = 0; i < 2000000; i++)
+    for (int i = 0; i < 6000000; i++)
         strbuf_putc(&text, ' ');
     assert_int_equal(post(s, text.data, 300000, &a), 400);
     assert_string_equal(a.code, "invalid_json");
     static const char other[] = "{\"model\":\"x\",\"messages\":[1]}";
     memcpy(text.data, other, sizeof other - 1);
     assert_int_equal(post(s, text.data, 300000, &a), 404);
-    assert_int_equal(post(s, text.data, 2000000, &a), 400); /* more than the memory for pictures */
+    assert_int_equal(post(s, text.data, 6000000, &a), 400); /* more than the memory for pictures */
     static const char good[] =
         "{\"model\":\"tiny\",\"messages\":[{\"role\":\"user\",\"content\":\"a\"}],\"max_tokens\":1}";
     memcpy(text.data, good, sizeof good - 1);
@@ -1017,6 +1058,7 @@ int main(void)
         cmocka_unit_test(leaving_early),
         cmocka_unit_test(refusals),
         cmocka_unit_test(too_large),
+        cmocka_unit_test(room_to_work),
         cmocka_unit_test(class_rows_count),
         cmocka_unit_test(spans_fit_a_step),
         cmocka_unit_test(large_bodies),
