@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "engine/engine.h"
 #include "base/file.h"
 #include "base/thread.h"
 #include "preflight/preflight.h"
@@ -102,6 +103,12 @@ const char *job_too_large(struct job *j)
     return text ? text : "needs more memory than there is";
 }
 
+uint64_t job_to_hold(const struct job *j)
+{
+    uint64_t room = j->plan.pictures ? j->plan_options.waiting_bytes : 0;
+    return j->plan.total > room ? j->plan.total - room : j->plan.total;
+}
+
 /* ---- opening */
 
 static const char *last_component(struct arena *arena, const char *dir)
@@ -170,6 +177,22 @@ static int open_model(struct job *j, struct err *e)
 
 /* The KV capacity is halved from what 8 full requests want down to one, until it fits: what the service does
  * too. */
+/* The service that is started here opens with pictures by the same rule. */
+static void take_pictures(struct job *j)
+{
+    const struct picture_wishes wishes = {0};
+    struct plan_options *p = &j->plan_options, with = *p;
+    struct plan_memory memory;
+    struct err e = {0};
+    if (j->external || !j->dev_open || picture_tower_runs(j->spec, &j->dev, &e) ||
+        picture_room(j->spec, j->context, &wishes, &with, &memory, &e))
+        return;
+    p->max_patches = with.max_patches;
+    p->max_picture_rows = with.max_picture_rows;
+    p->n_feature_rows = with.n_feature_rows;
+    p->waiting_bytes = with.waiting_bytes;
+}
+
 static int make_plan(struct job *j, struct err *e)
 {
     int64_t limit = j->spec->max_positions > 0 ? j->spec->max_positions : DEFAULT_CONTEXT;
@@ -189,6 +212,7 @@ static int make_plan(struct job *j, struct err *e)
         j->plan_options.device_need = dev_scratch_plan;
         j->plan_options.device = &j->dev;
     }
+    take_pictures(j);
     int rc;
     while ((rc = plan_single(j->spec, &j->plan_options, &j->plan, e)) == ERR_OK && !j->plan.fits &&
            j->plan_options.context_tokens > j->context) {

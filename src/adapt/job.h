@@ -83,6 +83,10 @@ const struct finding *job_finding(const struct job *j, enum finding_id id);
 const struct finding *job_not_computed(const struct job *j);
 /* "not run: needs 1,560 GB, has 24 GB; smallest layout that fits: TP 8 x PP 2" */
 const char *job_too_large(struct job *j);
+/* Of the planned memory, what a service holds that has few small pictures waiting: all but the room for
+ * those. Held against what is measured; with the room, as little as half of a plan would hide what nobody
+ * predicted. */
+uint64_t job_to_hold(const struct job *j);
 
 int stage1_run(struct job *j, struct json_writer *w, struct err *e);
 int stage2_run(struct job *j, struct json_writer *w, struct err *e);

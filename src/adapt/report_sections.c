@@ -185,9 +185,11 @@ void section_environment(struct strbuf *b, const struct report *r)
 
 /* ---- stage 3 and 5: memory */
 
-static const char *const memory_parts[] = {"weights", "kv", "scratch", "device", "staging", "fixed"};
+static const char *const memory_parts[] = {"weights", "kv",    "scratch", "device",
+                                           "staging", "fixed", "pictures"};
 static const char *const memory_words[] = {
-    "Weights", "KV pages", "Scratch of a step", "Scratch of kernels", "Loader staging", "Program, libraries"};
+    "Weights",        "KV pages",           "Scratch of a step", "Scratch of kernels",
+    "Loader staging", "Program, libraries", "Pictures"};
 
 /* held: what the service says that it holds of a part, where it says so; NULL: it was not asked */
 static void memory_table(struct strbuf *b, const struct json *predicted, const struct json *held)

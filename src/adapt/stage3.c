@@ -13,7 +13,7 @@
 #include "comm/comm.h"
 
 #define COMM_BYTES 65536u
-#define RULE       "peak at most 1.15 x predicted + 64 MiB"
+#define RULE       "peak at most 1.15 x predicted, without room for pictures that wait, + 64 MiB"
 
 static uint64_t allowed(uint64_t predicted)
 {
@@ -23,12 +23,20 @@ static uint64_t allowed(uint64_t predicted)
 static void write_plan(struct job *j, struct json_writer *w)
 {
     const struct plan_memory *m = &j->plan;
+    const uint64_t room = m->pictures ? j->plan_options.waiting_bytes : 0;
     const struct {
         const char *key;
         uint64_t v;
-    } parts[] = {
-        {"weights", m->weights}, {"kv", m->kv},       {"scratch", m->scratch}, {"device", m->device},
-        {"staging", m->staging}, {"fixed", m->fixed}, {"total", m->total},     {"kv_pages", m->kv_pages}};
+    } parts[] = {{"weights", m->weights + m->tower_weights},
+                 {"kv", m->kv},
+                 {"scratch", m->scratch + m->tower_scratch},
+                 {"device", m->device + m->tower_device},
+                 {"pictures", m->pictures - room - m->tower_weights - m->tower_scratch - m->tower_device},
+                 {"pictures_waiting", room},
+                 {"staging", m->staging},
+                 {"fixed", m->fixed},
+                 {"total", m->total},
+                 {"kv_pages", m->kv_pages}};
     json_key(w, "plan");
     json_begin_object(w);
     json_key(w, "layout");
@@ -144,7 +152,7 @@ static void measure(struct job *j, struct json_writer *w)
     uint64_t rss = 0, peak = 0;
     char a[40], b[40], c[40];
     process_memory(j->service.pid, &rss, &peak);
-    j->allowed_peak = allowed(j->plan.total);
+    j->allowed_peak = allowed(job_to_hold(j));
     json_key(w, "measured");
     json_begin_object(w);
     json_put_u64(w, "ready_rss", rss);
@@ -160,7 +168,7 @@ static void measure(struct job *j, struct json_writer *w)
         return;
     }
     format_bytes(peak, a, sizeof(a));
-    format_bytes(j->plan.total, b, sizeof(b));
+    format_bytes(job_to_hold(j), b, sizeof(b));
     if (peak > j->allowed_peak) {
         finding_add(j->f, FINDING_M002, "service", "%s held when ready, %s predicted (%s)", a, b, RULE);
         job_row(j, ROW_MEMORY, ROW_FAILED, "%s held when ready, %s predicted", a, b);

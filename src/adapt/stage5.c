@@ -237,7 +237,7 @@ static void memory_after_load(struct job *j, struct json_writer *w, uint64_t pea
     if (!peak || j->external)
         return;
     format_bytes(peak, a, sizeof(a));
-    format_bytes(j->plan.total, b, sizeof(b));
+    format_bytes(job_to_hold(j), b, sizeof(b));
     if (peak > j->allowed_peak) {
         finding_add(j->f, FINDING_M002, "service under load", "peak %s measured, %s predicted", a, b);
         job_row(j, ROW_MEMORY, ROW_FAILED, "peak %s measured under load, %s predicted", a, b);

@@ -274,12 +274,13 @@ static uint64_t store_bytes(const struct spec *s, const struct plan_options *o)
 }
 
 /* Everything that taking pictures adds on one rank. */
-static int plan_pictures(const struct spec *s, const struct plan_options *o, uint64_t *out, struct err *e)
+static int plan_pictures(const struct spec *s, const struct plan_options *o, struct plan_memory *out,
+                         struct err *e)
 {
     const int64_t dims[D0_N_DIMS] = {o->max_patches, 1, o->max_picture_rows, 1};
     struct step step = {0};
     struct graph *g = NULL;
-    *out = 0;
+    *out = (struct plan_memory){0};
     if (!s->vision || !o->max_patches || !o->max_picture_rows)
         return ERR_OK;
     int rc = graph_copy(s->vision, &g, e);
@@ -289,14 +290,16 @@ static int plan_pictures(const struct spec *s, const struct plan_options *o, uin
         rc = plan_graph(o, g, dims, &step, e);
     uint64_t bytes = sat_add(sat_add(step.scratch, step.device), store_bytes(s, o)), one;
     bytes = sat_add(bytes, o->waiting_bytes);
+    out->tower_scratch = step.scratch;
+    out->tower_device = step.device;
     for (uint32_t i = 0; !rc && i < g->n_values; i++) {
         if (g->values[i].kind == D0_VALUE_WEIGHT)
-            bytes = sat_add(bytes, weight_share(&g->values[i], &g->info[i], 1));
+            out->tower_weights = sat_add(out->tower_weights, weight_share(&g->values[i], &g->info[i], 1));
         else if (g->values[i].kind == D0_VALUE_INPUT)
             bytes = sat_add(bytes, tensor_value_bytes(&g->values[i], dims, &one) ? one : PLAN_SATURATED);
     }
     graph_free(g);
-    *out = bytes;
+    out->pictures = sat_add(bytes, out->tower_weights);
     return rc ? err_ctx(e, "planning the tower") : ERR_OK;
 }
 
@@ -305,17 +308,20 @@ int plan_single(const struct spec *s, const struct plan_options *o, struct plan_
     const struct plan_layout one = {.pp = 1, .dp = 1, .tp = 1, .ep = 1};
     struct step step;
     struct shares x;
-    uint64_t pictures = 0;
+    struct plan_memory tower = {0};
     int rc = plan_step(s, o, &step, e);
     if (!rc)
-        rc = plan_pictures(s, o, &pictures, e);
+        rc = plan_pictures(s, o, &tower, e);
     if (rc)
         return rc;
     if (!shares_alloc(&x, s) || !shares_fill(&x, s, 1))
         rc = err_set(e, ERR_NOMEM, "no memory to plan");
     else {
         *out = layout_memory(s, &x, &step, o, &one);
-        out->pictures = pictures;
+        out->pictures = tower.pictures;
+        out->tower_weights = tower.tower_weights;
+        out->tower_scratch = tower.tower_scratch;
+        out->tower_device = tower.tower_device;
         add_up(out, o);
     }
     shares_free(&x);

@@ -35,6 +35,7 @@ struct plan_memory {               /* bytes on one rank */
     uint64_t device;               /* scratch of the device's kernels; 0 where it was not asked */
     uint64_t pictures; /* tower: weights, inputs, scratch of graph and device; store of features; files and
                         * messages that wait. 0: none */
+    uint64_t tower_weights, tower_scratch, tower_device; /* within pictures: what is held beside the text's */
     uint64_t staging, fixed, total;
     uint64_t kv_pages; /* pages that `kv` holds */
     bool fits;

@@ -26,8 +26,14 @@ says "it is named" 'no.png' "$scratch/err"
 head -c 200 "$model/a.png" > "$scratch/cut.png"
 run 1 "run: a picture that is cut short" "$day0" run "$model" -p x --image "$scratch/cut.png"
 says "it is named" 'cut.png' "$scratch/err"
-run 1 "run: a model without a tower" "$day0" run "$root/demo/model" -p x --image "$model/a.png"
-says "it says so" 'takes no pictures' "$scratch/err"
+if python3 "$root/tools/make_checkpoint.py" llama "$scratch/text" --hidden 64 --intermediate 128 --layers 2 --heads 4 --kv-heads 2 --head-dim 16 \
+    --vocab 512 > /dev/null 2>&1; then
+    cp "$root/demo/model/tokenizer.json" "$root/demo/model/tokenizer_config.json" "$scratch/text"
+    run 1 "run: a model without a tower" "$day0" run "$scratch/text" -p x --image "$model/a.png"
+    says "it says so" 'takes no pictures' "$scratch/err"
+else
+    skip "run: a model without a tower" "python3 is not installed"
+fi
 
 if command -v curl > /dev/null; then
     serve "$model" --context 256

@@ -144,7 +144,7 @@ for device in telling quiet; do
     adapt 1 "a $device device" "$model" --reference "$reference" --device "$plugin"
     if [ $device = telling ]; then
         row "a telling device" memory passed
-        says "a telling device: predicted" '"device": 200000000' "$report/report.json"
+        says "a telling device: predicted, for text and tower" '"device": 400000000' "$report/report.json"
     else
         row "a quiet device" memory failed
         says "a quiet device: M002" '"id": "M002"' "$report/report.json"
