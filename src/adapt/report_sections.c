@@ -209,11 +209,11 @@ static void memory_table(struct strbuf *b, const struct json *predicted, const s
 static void memory_plot(struct strbuf *b, const struct json *predicted, double ready, double peak,
                         double allowed)
 {
-    double parts[ARRAY_LEN(memory_parts)];
+    double parts[ARRAY_LEN(memory_parts)], total = fact_number(predicted, "total", -1);
     struct strbuf notes[3] = {STRBUF_INIT, STRBUF_INIT, STRBUF_INIT};
     for (size_t i = 0; i < ARRAY_LEN(memory_parts); i++)
         parts[i] = fact_number(predicted, memory_parts[i], 0);
-    html_bytes(&notes[0], fact_number(predicted, "total", -1));
+    html_bytes(&notes[0], total >= 0 ? total - fact_number(predicted, "pictures_waiting", 0) : total);
     html_bytes(&notes[1], ready);
     html_bytes(&notes[2], peak);
     struct svg_bar bars[3] = {{"Predicted", strbuf_cstr(&notes[0]), parts, ARRAY_LEN(parts)},
@@ -246,6 +246,8 @@ void section_memory(struct strbuf *b, const struct report *r)
         memory_table(b, predicted, fact(facts, "measured.held"));
         strbuf_puts(b, "</div></div>\n<dl class=\"kv\">\n");
         number_pair(b, "Available", html_bytes, facts, "plan.available");
+        if (fact_number(predicted, "pictures_waiting", 0) > 0)
+            number_pair(b, "Room for pictures that wait", html_bytes, predicted, "pictures_waiting");
         html_pair(b, "Known from", fact_text(facts, "plan.available_source"));
         html_pair(b, "Prediction from", fact_text(facts, "plan.predicted_source"));
         html_pair(b, "Measured by", fact_text(facts, "measured.source"));
