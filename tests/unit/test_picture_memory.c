@@ -406,7 +406,7 @@ int main(void)
         cmocka_unit_test(processors), cmocka_unit_test(rows),  cmocka_unit_test(whole_way),
     };
     if (!OWN_MALLOC) {
-        print_message("SKIP memory of pictures: a sanitizer has malloc\n");
+        printf("# skip: a sanitizer has malloc\n");
         return 77;
     }
     return cmocka_run_group_tests(tests, NULL, NULL);
