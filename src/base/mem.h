@@ -78,6 +78,17 @@ static inline bool add_u64(uint64_t a, uint64_t b, uint64_t *out)
 {
     return !__builtin_add_overflow(a, b, out);
 }
+/* The product (sum), or UINT64_MAX where it does not fit: a size that fits nowhere. */
+static inline uint64_t sat_mul(uint64_t a, uint64_t b)
+{
+    uint64_t product;
+    return mul_u64(a, b, &product) ? product : UINT64_MAX;
+}
+static inline uint64_t sat_add(uint64_t a, uint64_t b)
+{
+    uint64_t sum;
+    return add_u64(a, b, &sum) ? sum : UINT64_MAX;
+}
 
 #define ALIGN_UP(x, a) (((x) + ((a)-1)) / (a) * (a))
 #define ARRAY_LEN(a)   (sizeof(a) / sizeof((a)[0]))

@@ -141,8 +141,7 @@ static int keep_tensors(struct opening *o, const struct named *sorted, size_t n,
         t->shard = m->shard;
         if (strmap_put(c->by_name, t->name, strlen(t->name), (uint32_t)c->n_tensors, NULL) < 0)
             return err_set(e, ERR_NOMEM, "no memory for the list of tensors");
-        if (!add_u64(c->total_bytes, t->bytes, &c->total_bytes))
-            c->total_bytes = UINT64_MAX;
+        c->total_bytes = sat_add(c->total_bytes, t->bytes);
         c->n_tensors++;
         i = end;
     }

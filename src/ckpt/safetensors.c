@@ -302,13 +302,11 @@ static void check_layout(struct parse *p)
             v = check_size(p, t, held);
         at = end > at ? end : at;
         t->bytes = held;
-        if (!add_u64(begin, base, &t->offset))
-            t->offset = UINT64_MAX;
+        t->offset = sat_add(begin, base);
         for (uint32_t d = 0; d < t->n_dims; d++)
             t->dims[d] = t->dims[d] < 0 ? INT64_MAX : t->dims[d];
     }
-    if (!add_u64(base, at, &p->out->data_end))
-        p->out->data_end = UINT64_MAX;
+    p->out->data_end = sat_add(base, at);
     if (v == ST_OK && p->out->data_end != p->file_bytes)
         v = judge(p, ST_METADATA_INCOMPLETE_BUFFER, "the header declares %llu bytes, the file has %llu",
                   (unsigned long long)p->out->data_end, (unsigned long long)p->file_bytes);

@@ -61,16 +61,11 @@ bool second_copy_name(const char *name)
     return str_starts(name, "consolidated") && str_ends(name, ".safetensors");
 }
 
-static uint64_t add(uint64_t a, uint64_t b)
-{
-    return add_u64(a, b, &a) ? a : UINT64_MAX;
-}
-
 static uint64_t used_bytes(const struct opening *o)
 {
     uint64_t bytes = 0;
     for (size_t i = 0; i < o->c->n_shards; i++)
-        bytes = add(bytes, o->c->shards[i].unindexed ? 0 : o->c->shards[i].file_bytes);
+        bytes = sat_add(bytes, o->c->shards[i].unindexed ? 0 : o->c->shards[i].file_bytes);
     return bytes;
 }
 
@@ -93,7 +88,7 @@ static void report_beside(struct opening *o)
         if (!second_copy_beside(o, i))
             continue;
         tally_add(&files, o->c->shards[i].name);
-        bytes = add(bytes, o->c->shards[i].file_bytes);
+        bytes = sat_add(bytes, o->c->shards[i].file_bytes);
         shared += o->faults[i].n_not_used;
     }
     if (files.n)
@@ -130,7 +125,7 @@ static int check_subfolder(struct opening *o, const char *name, const char *path
         if (!file || file_stat(file, &info, NULL) || !info.is_file)
             continue;
         tally_add(&files, names[i]);
-        bytes = add(bytes, info.bytes);
+        bytes = sat_add(bytes, info.bytes);
     }
     uint64_t here = used_bytes(o);
     if (files.n == 0 || here == 0 || bytes < here / COPY_SHARE)
@@ -177,7 +172,7 @@ void arrivals_add(struct opening *o, size_t i)
     if (fault->wanted == 0)
         a->unknown = true;
     else
-        a->bytes = add(a->bytes, fault->wanted - (fault->id == FINDING_W017 ? 0 : s->file_bytes));
+        a->bytes = sat_add(a->bytes, fault->wanted - (fault->id == FINDING_W017 ? 0 : s->file_bytes));
 }
 
 static void add_kind(struct strbuf *b, const struct tally *t, const char *what)

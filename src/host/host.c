@@ -120,10 +120,8 @@ static uint64_t disk_free(const char *dir)
         return 0;
     for (;;) {
         struct statvfs v;
-        if (statvfs(path, &v) == 0) {
-            uint64_t bytes;
-            return mul_u64(v.f_bavail, v.f_frsize, &bytes) ? bytes : UINT64_MAX;
-        }
+        if (statvfs(path, &v) == 0)
+            return sat_mul(v.f_bavail, v.f_frsize);
         char *slash = strrchr(path, '/');
         if (!slash && path[0] == '.' && path[1] == 0)
             return 0;

@@ -39,8 +39,7 @@ static bool meminfo_line(const char *line, size_t n, const char *key, uint64_t *
     size_t k = strlen(key);
     if (n <= k || memcmp(line, key, k) != 0 || line[k] != ':')
         return false;
-    uint64_t v = strtoull(line + k + 1, NULL, 10);
-    *out = v > UINT64_MAX / 1024 ? UINT64_MAX : v * 1024;
+    *out = sat_mul(strtoull(line + k + 1, NULL, 10), 1024);
     return true;
 }
 
@@ -59,7 +58,7 @@ bool host_parse_meminfo(const char *text, uint64_t *total, uint64_t *available)
     if (!have_total)
         return false;
     if (!have_available)
-        a = free_bytes > UINT64_MAX - cached ? UINT64_MAX : free_bytes + cached;
+        a = sat_add(free_bytes, cached);
     *total = t;
     *available = a < t ? a : t;
     return true;

@@ -22,11 +22,9 @@ struct laying {
 
 uint64_t image_tower_patches(const struct image_tower *tower, const struct image_grid *grids, size_t n)
 {
-    uint64_t all = 0, k;
+    uint64_t all = 0;
     for (size_t i = 0; i < n; i++) /* a frame has at most 2^64 - 2^33 + 1 patches, and one row more */
-        if (!mul_u64((uint64_t)grids[i].h * grids[i].w + tower->class_row, grids[i].t, &k) ||
-            !add_u64(all, k, &all))
-            return UINT64_MAX;
+        all = sat_add(all, sat_mul((uint64_t)grids[i].h * grids[i].w + tower->class_row, grids[i].t));
     return all;
 }
 

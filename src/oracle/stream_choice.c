@@ -45,10 +45,9 @@ uint64_t stream_choice_bytes(const struct stream *s, const struct d0_node *n, ui
     const int64_t experts = s->g->values[n->inputs[3]].dims[0];
     uint64_t sum = 0;
     for (uint32_t k = 0; k < n->n_inputs; k++) {
-        uint64_t bytes,
-            each = weight_input(s->g, n, k) ? s->value_bytes[n->inputs[k]] / (uint64_t)experts + 1 : 0;
-        if (!mul_u64(each, places, &bytes) || !add_u64(sum, bytes, &sum) || !add_u64(sum, PARTS * 64, &sum))
-            return UINT64_MAX;
+        const uint64_t each =
+            weight_input(s->g, n, k) ? s->value_bytes[n->inputs[k]] / (uint64_t)experts + 1 : 0;
+        sum = sat_add(sum, sat_add(sat_mul(each, places), PARTS * 64));
     }
     return sum;
 }

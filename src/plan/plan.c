@@ -27,20 +27,8 @@
 #define PLAN_STAGING   ((uint64_t)8 << 20)
 #define PLAN_PROGRAM   ((uint64_t)32 << 20)
 #define PLAN_MAX_RANKS 4096u
-#define PLAN_SATURATED UINT64_MAX /* a sum that left 64 bits; never fits */
+#define PLAN_SATURATED UINT64_MAX /* as sat_add has it; never fits */
 #define PLAN_ALIGN     64u
-
-static uint64_t sat_add(uint64_t a, uint64_t b)
-{
-    uint64_t r;
-    return add_u64(a, b, &r) ? r : PLAN_SATURATED;
-}
-
-static uint64_t sat_mul(uint64_t a, uint64_t b)
-{
-    uint64_t r;
-    return mul_u64(a, b, &r) ? r : PLAN_SATURATED;
-}
 
 static uint64_t ceil_div(uint64_t a, uint64_t b)
 {

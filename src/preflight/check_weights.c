@@ -473,8 +473,7 @@ static int check_unclaimed(struct check *x)
         first = first ? first : t->name;
         prefix = common_prefix(first, t->name, prefix);
         tally_add(&tensors, t->name);
-        if (!add_u64(bytes, t->bytes, &bytes))
-            bytes = UINT64_MAX;
+        bytes = sat_add(bytes, t->bytes);
     }
     if (!rc && tensors.n)
         report_unclaimed(x, &tensors, kinds.n, bytes, first, prefix);

@@ -29,8 +29,7 @@ static void count_dtypes(const struct ckpt *c, struct preflight_inspection *out)
         if (k == out->n_dtypes)
             out->dtypes[out->n_dtypes++].dtype = t->dtype;
         out->dtypes[k].n_tensors++;
-        if (!add_u64(out->dtypes[k].bytes, t->bytes, &out->dtypes[k].bytes))
-            out->dtypes[k].bytes = UINT64_MAX;
+        out->dtypes[k].bytes = sat_add(out->dtypes[k].bytes, t->bytes);
     }
     if (out->n_dtypes > 1)
         qsort(out->dtypes, out->n_dtypes, sizeof(out->dtypes[0]), most_bytes_first);

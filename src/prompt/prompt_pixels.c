@@ -284,15 +284,12 @@ uint64_t prompt_picture_bytes(const struct prompt_front *p, const struct prompt_
     const uint64_t decode = image_decode_bytes(&q->info),
                    process = image_process_bytes(&p->eyes->processor, &q->plan);
     const uint64_t pixels = image_in_arena((uint64_t)q->info.width * q->info.height * 3);
-    uint64_t rows = 0, row = (uint64_t)w->channels * w->frames * w->patch * w->patch * sizeof(float);
-    /* patches that were cut from tiles, and once more in the tower's order */
-    if (p->spec->vision &&
-        (!mul_u64(q->n_patches + 1, row, &row) || !mul_u64(image_in_arena(row), 2, &rows) ||
-         !add_u64(rows, image_tower_bytes(&tower, q->n_patches, q->n_rows), &rows)))
-        return UINT64_MAX;
-    uint64_t all = pixels;
-    if (!add_u64(all, process, &all) || !add_u64(all, rows, &all))
-        return UINT64_MAX;
+    const uint64_t row = (uint64_t)w->channels * w->frames * w->patch * w->patch * sizeof(float);
+    uint64_t all = sat_add(pixels, process);
+    if (p->spec->vision) { /* patches that were cut from tiles, and once more in the tower's order */
+        all = sat_add(all, sat_mul(image_in_arena(sat_mul(q->n_patches + 1, row)), 2));
+        all = sat_add(all, image_tower_bytes(&tower, q->n_patches, q->n_rows));
+    }
     return decode > all ? decode : all;
 }
 

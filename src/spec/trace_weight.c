@@ -117,8 +117,7 @@ struct sum {
 static int sum_tensor(void *ctx, const struct spec_tensor *x)
 {
     struct sum *s = ctx;
-    if (!add_u64(s->bytes, x->bytes, &s->bytes))
-        s->bytes = UINT64_MAX;
+    s->bytes = sat_add(s->bytes, x->bytes);
     s->n++;
     return 0;
 }
@@ -140,8 +139,7 @@ static struct sum stored_as(const struct trace *t, struct spec_weight *w)
     (void)spec_physical_one(w, t->c, sum_tensor, &s);
     w->name = name;
     w->count = count;
-    if (!mul_u64(s.bytes, count, &s.bytes))
-        s.bytes = UINT64_MAX;
+    s.bytes = sat_mul(s.bytes, count);
     s.n *= count;
     return s;
 }

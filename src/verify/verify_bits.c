@@ -117,8 +117,7 @@ static uint32_t choose_tokens(const struct spec *s, size_t n_ids)
 {
     uint64_t bytes = 1;
     for (size_t i = 0; i < s->n_weights; i++)
-        if (s->weights[i].tensor && !add_u64(bytes, s->weights[i].tensor->bytes, &bytes))
-            bytes = UINT64_MAX;
+        bytes = sat_add(bytes, s->weights[i].tensor ? s->weights[i].tensor->bytes : 0);
     uint64_t n = BITS_READ / bytes;
     n = n < BITS_MIN_TOKENS ? BITS_MIN_TOKENS : (n > BITS_TOKENS ? BITS_TOKENS : n);
     n = n < n_ids ? n : n_ids;

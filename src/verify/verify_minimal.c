@@ -258,9 +258,7 @@ static int fits(struct minimal *m, const struct graph *g, struct verify_piece *p
     rc = graph_plan_memory(copy, dims, true, e);
     extra += 2 * copy->scratch_bytes;
     graph_free(copy);
-    uint64_t need;
-    if (rc == 0 && !add_u64(p->weight_bytes, extra, &need))
-        need = UINT64_MAX;
+    const uint64_t need = sat_add(p->weight_bytes, extra);
     *yes = rc == 0 && (m->budget == 0 || need <= m->budget);
     char want[32], have[32];
     if (rc == 0 && !*yes)

@@ -119,6 +119,18 @@ static void arrays_grow_or_stay(void **state)
     assert_string_equal(mem_tag_name(MEM_KV), "kv pages");
 }
 
+static void what_does_not_fit_is_the_largest(void **state)
+{
+    (void)state;
+    const uint64_t most = UINT64_MAX, half = UINT64_C(1) << 63;
+    assert_true(sat_add(0, 0) == 0 && sat_add(3, 4) == 7);
+    assert_true(sat_add(most - 1, 1) == most && sat_add(most, 0) == most);
+    assert_true(sat_add(most, 1) == most && sat_add(most - 1, 3) == most && sat_add(most, most) == most);
+    assert_true(sat_mul(3, 4) == 12 && sat_mul(most, 1) == most && sat_mul(half - 1, 2) == most - 1);
+    assert_true(sat_mul(half, 2) == most && sat_mul(2, half + 1) == most && sat_mul(most, most) == most);
+    assert_true(sat_mul(most, 0) == 0 && sat_mul(0, most) == 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -127,6 +139,7 @@ int main(void)
         cmocka_unit_test(limit_and_overflow_are_refused),
         cmocka_unit_test(strings),
         cmocka_unit_test(arrays_grow_or_stay),
+        cmocka_unit_test(what_does_not_fit_is_the_largest),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
