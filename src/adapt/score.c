@@ -20,16 +20,6 @@ static const char plain_text[] =
     "Once upon a time there was a little girl who lived in a small house. One day she looked at the table "
     "and saw a red ball and a blue box, and she was very happy.";
 
-static double log_softmax_at(const float *logits, size_t n, size_t at)
-{
-    double top = -INFINITY, sum = 0;
-    for (size_t i = 0; i < n; i++)
-        top = fmax(top, (double)logits[i]);
-    for (size_t i = 0; i < n; i++)
-        sum += exp((double)logits[i] - top);
-    return (double)logits[at] - top - log(sum);
-}
-
 struct scorer {
     struct weights *weights;
     struct engine *engine;
@@ -96,7 +86,7 @@ static int scorer_mean(struct scorer *s, const int32_t *ids, size_t n, double *m
     const float *logits = step_result_logits(result) + q->first_logit;
     double sum = 0;
     for (size_t i = 0; i + 1 < n; i++)
-        sum += log_softmax_at(logits + i * s->vocab, s->vocab, (size_t)ids[i + 1]);
+        sum += metrics_log_softmax(logits + i * s->vocab, s->vocab, (size_t)ids[i + 1]);
     *mean = sum / (double)(n - 1);
     return ERR_OK;
 }

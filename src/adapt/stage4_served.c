@@ -47,7 +47,7 @@ static int add_distance(struct channels *c, struct channel_case *made, const str
             const struct scored *one = k ? &s->tokens[i].others[k - 1] : &s->tokens[i].chosen;
             if (one->logprob < LEAST_LOGPROB || (size_t)one->id >= vocab)
                 continue;
-            f->sum += fabs(one->logprob - channel_logprob(row, vocab, one->id));
+            f->sum += fabs(one->logprob - metrics_log_softmax(row, vocab, (size_t)one->id));
             f->n++;
         }
     }

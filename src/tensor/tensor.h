@@ -117,6 +117,8 @@ struct metrics {
 double metrics_ulp(float a, float b);
 /* a: measured, b: reference, both float32[n]. Sums in float64. */
 void metrics_compare(const float *a, const float *b, size_t n, struct metrics *out);
+/* log(softmax(x)[at]) of logits x[n], at < n: the log-probability of one id. NaN where one of them is NaN. */
+double metrics_log_softmax(const float *x, size_t n, size_t at);
 /* Rows of logits: KL(softmax(b) || softmax(a)) in nats, and whether the k largest of b are the k largest of
  * a. */
 double metrics_kl(const float *a, const float *b, size_t n);

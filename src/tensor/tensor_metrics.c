@@ -56,6 +56,7 @@ void metrics_compare(const float *a, const float *b, size_t n, struct metrics *o
     *out = m;
 }
 
+/* log(sum of exp(x - *largest)): apart from the largest, beside which it would lose digits. */
 static double log_sum_exp(const float *x, size_t n, double *largest)
 {
     double top = -INFINITY, sum = 0;
@@ -64,13 +65,21 @@ static double log_sum_exp(const float *x, size_t n, double *largest)
     for (size_t i = 0; i < n; i++)
         sum += exp((double)x[i] - top);
     *largest = top;
-    return top + log(sum);
+    return log(sum);
+}
+
+double metrics_log_softmax(const float *x, size_t n, size_t at)
+{
+    double top, rest = log_sum_exp(x, n, &top);
+    return (double)x[at] - top - rest;
 }
 
 double metrics_kl(const float *a, const float *b, size_t n)
 {
-    double top, kl = 0;
-    double za = log_sum_exp(a, n, &top), zb = log_sum_exp(b, n, &top);
+    double top_a, top_b, kl = 0;
+    double za = log_sum_exp(a, n, &top_a), zb = log_sum_exp(b, n, &top_b);
+    za += top_a;
+    zb += top_b;
     for (size_t i = 0; i < n; i++) {
         double lb = (double)b[i] - zb, la = (double)a[i] - za;
         double p = exp(lb);

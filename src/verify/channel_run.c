@@ -3,7 +3,6 @@
  * Owns: what a conversation's pictures and tokens give: rows of features, logits. Each tower and each text
  * runs once, whole, by itself. Refuses: knowing how a service cuts it: the bits do not hang on that.
  */
-#include <math.h>
 #include <string.h>
 
 #include "oracle/oracle.h"
@@ -194,14 +193,4 @@ int channel_logits(const struct channel_model *m, const struct channel_case *c, 
         rc = oracle_once(&model, own ? own : m->spec->graph, dims, in, n_in, &out, 1, e);
     graph_free(own);
     return rc;
-}
-
-double channel_logprob(const float *logits, size_t vocab, int32_t id)
-{
-    double top = -INFINITY, sum = 0;
-    for (size_t i = 0; i < vocab; i++)
-        top = fmax(top, (double)logits[i]);
-    for (size_t i = 0; i < vocab; i++)
-        sum += exp((double)logits[i] - top);
-    return (double)logits[id] - top - log(sum);
 }

@@ -276,8 +276,6 @@ int channel_features(const struct channel_model *m, struct channel_case *c, stru
 int channel_logits(const struct channel_model *m, const struct channel_case *c, const int32_t *answer,
                    size_t n_answer, size_t from, size_t n_rows, struct arena *arena, float **logits,
                    struct err *e);
-/* Log-probability of one id under logits [vocab]. */
-double channel_logprob(const float *logits, size_t vocab, int32_t id);
 
 /* What a step was held against, and how that came out. */
 struct channel_held {

@@ -417,16 +417,6 @@ static float *run_text(struct oracle_run *o, enum picture_kind kind, const int32
     return logits;
 }
 
-static double logprob(const float *logits, size_t vocab, int32_t id)
-{
-    double most = -INFINITY, sum = 0;
-    for (size_t i = 0; i < vocab; i++)
-        most = fmax(most, (double)logits[i]);
-    for (size_t i = 0; i < vocab; i++)
-        sum += exp((double)logits[i] - most);
-    return (double)logits[id] - most - log(sum);
-}
-
 /* Two pictures of different shapes among text: every token that the service gave has the log-probability that
  * the graphs give it, and is the most probable one. So pictures, rows, places, and the places of generated
  * tokens are right, not only alike each time. */
@@ -473,7 +463,8 @@ static void as_the_graphs_of(enum picture_kind kind)
     const float *logits = run_text(&o, kind, all, n, grids);
     char *at = a.logprobs.data;
     for (size_t i = 0; i < a.n_ids; i++) {
-        double given = strtod(at, &at), want = logprob(logits + (ids.n + i - 1) * vocab, vocab, a.ids[i]);
+        double given = strtod(at, &at),
+               want = metrics_log_softmax(logits + (ids.n + i - 1) * vocab, vocab, (size_t)a.ids[i]);
         if (!(fabs(given - want) < 1e-4))
             fail_msg("token %zu: %g, the graphs give %g", i, given, want);
     }

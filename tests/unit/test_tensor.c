@@ -256,6 +256,22 @@ static void logits(void **state)
     assert_int_equal(argmax_f32(all, 2), 0);
 }
 
+static void probabilities_of_one_id(void **state)
+{
+    (void)state;
+    const float even[4] = {3, 3, 3, 3}, one[1] = {-7}, two[2] = {0, logf(3)};
+    assert_true(fabs(metrics_log_softmax(even, 4, 2) + log(4)) < 1e-15);
+    assert_true(metrics_log_softmax(one, 1, 0) == 0);
+    assert_true(fabs(metrics_log_softmax(two, 2, 0) - log(0.25)) < 1e-7);
+    assert_true(fabs(metrics_log_softmax(two, 2, 1) - log(0.75)) < 1e-7);
+    const float large[2] = {3e38f, 3e38f}, far[3] = {30000, 0, -INFINITY}; /* exp of any would overflow */
+    assert_true(fabs(metrics_log_softmax(large, 2, 1) + log(2)) < 1e-15);
+    assert_true(metrics_log_softmax(far, 3, 0) == 0 && metrics_log_softmax(far, 3, 1) == -30000);
+    assert_true(metrics_log_softmax(far, 3, 2) == -INFINITY);
+    const float bad[2] = {1, NAN};
+    assert_true(isnan(metrics_log_softmax(bad, 2, 0)));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -270,6 +286,7 @@ int main(void)
         cmocka_unit_test(metrics_of_equal_arrays),
         cmocka_unit_test(metrics_worked_by_hand),
         cmocka_unit_test(logits),
+        cmocka_unit_test(probabilities_of_one_id),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
