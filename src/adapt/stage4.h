@@ -131,6 +131,5 @@ bool model_takes_pictures(const struct ckpt *c);
 
 void segments_add(struct segments *s, const struct json *timings);
 void segments_write(const struct segments *s, struct json_writer *w);
-double segments_quantile(const struct segments *s, enum segment which, double q); /* ms; NAN: none */
 
 #endif

@@ -6,10 +6,10 @@
  */
 #include "adapt/stage4.h"
 
-#include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
+
+#include "stress/stress.h"
 
 /* ---- conversations */
 
@@ -210,43 +210,24 @@ void segments_add(struct segments *s, const struct json *timings)
     }
 }
 
-static int ascending(const void *a, const void *b)
-{
-    double x, y;
-    memcpy(&x, a, sizeof(x));
-    memcpy(&y, b, sizeof(y));
-    return (x > y) - (x < y);
-}
-
-double segments_quantile(const struct segments *s, enum segment which, double q)
-{
-    double sorted[SEGMENT_SAMPLES];
-    const size_t n = s->n[which];
-    if (n == 0)
-        return NAN;
-    memcpy(sorted, s->ms[which], n * sizeof(*sorted));
-    qsort(sorted, n, sizeof(*sorted), ascending);
-    size_t at = (size_t)ceil(q * (double)n); /* nearest rank */
-    return sorted[at ? at - 1 : 0];
-}
-
 void segments_write(const struct segments *s, struct json_writer *w)
 {
     json_key(w, "segments");
     json_begin_array(w);
     for (unsigned i = 0; i < SEGMENTS; i++) {
-        double sum = 0;
+        double sum = 0, sorted[SEGMENT_SAMPLES];
         for (size_t k = 0; k < s->n[i]; k++)
             sum += s->ms[i][k];
         if (s->n[i] == 0)
             continue;
+        memcpy(sorted, s->ms[i], s->n[i] * sizeof(*sorted));
         json_begin_object(w);
         json_put_string(w, "name", segment_names[i].name);
         json_put_u64(w, "n", s->n[i]);
         json_put_f64(w, "mean", sum / (double)s->n[i]);
-        json_put_f64(w, "p50", segments_quantile(s, (enum segment)i, 0.5));
-        json_put_f64(w, "p95", segments_quantile(s, (enum segment)i, 0.95));
-        json_put_f64(w, "max", segments_quantile(s, (enum segment)i, 1));
+        json_put_f64(w, "p50", stress_quantile(sorted, s->n[i], 0.5));
+        json_put_f64(w, "p95", stress_quantile(sorted, s->n[i], 0.95));
+        json_put_f64(w, "max", stress_quantile(sorted, s->n[i], 1));
         json_end_object(w);
     }
     json_end_array(w);

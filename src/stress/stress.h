@@ -56,8 +56,9 @@ int stress_run(const struct stress_options *o, struct stress_result *out, struct
 void stress_result_release(struct stress_result *r);
 void stress_write_json(const struct stress_result *r, struct json_writer *w);
 const char *stress_definitions(void); /* text of the definition table */
-/* Exact quantile of n values (nearest rank), q in [0,1]; sorts the array. 0 when n is 0. Values are not NaN.
- */
+/* Exact quantile of n values by nearest rank, q in [0,1]: the smallest value that at least q * n of them do
+ * not exceed; of an even number the lower middle one is the median. Sorts the array. 0 when n is 0. Values
+ * are not NaN. */
 double stress_quantile(double *values, size_t n, double q);
 
 #endif

@@ -42,6 +42,11 @@ static void test_nearest_rank(void **state)
         hundred[i] = 100 - i;
     for (int i = 1; i <= 100; i++) /* i/100 * 100 is not exactly i: the rank must be i all the same */
         assert_true(stress_quantile(hundred, 100, i / 100.0) == i);
+    double four[] = {4, 3, 2, 1}, two[] = {9, 8};
+    assert_true(stress_quantile(four, 4, 0.5) == 2 &&
+                stress_quantile(four, 4, 0.51) == 3); /* the lower one */
+    assert_true(stress_quantile(two, 2, 0.5) == 8 && stress_quantile(two, 2, 0.95) == 9);
+    assert_true(stress_quantile(two, 2, 0) == 8 && stress_quantile(two, 2, 1) == 9);
     double one[] = {7};
     assert_true(stress_quantile(one, 1, 0.99) == 7 && stress_quantile(one, 1, 0) == 7);
 }
