@@ -237,6 +237,13 @@ void html_section(struct strbuf *b, const char *id, const char *heading, const c
     }
 }
 
+void html_heading(struct strbuf *b, const char *text)
+{
+    strbuf_puts(b, "<h3>");
+    html_text(b, text);
+    strbuf_puts(b, "</h3>\n");
+}
+
 void html_section_end(struct strbuf *b)
 {
     strbuf_puts(b, "</section>\n");
@@ -296,4 +303,23 @@ void html_number_cell(struct strbuf *b, number_fn print, const struct json *v, c
     else
         print(b, x);
     strbuf_puts(b, "</td>");
+}
+
+void html_list(struct strbuf *b, const struct html_list *list, const struct json *v, const char *path)
+{
+    const size_t n = fact_count(v, path);
+    size_t n_heads = 0;
+    if (n == 0)
+        return;
+    while (n_heads < ARRAY_LEN(list->heads) && list->heads[n_heads])
+        n_heads++;
+    if (list->heading)
+        html_heading(b, list->heading);
+    html_table(b, list->heads, n_heads, list->first_number);
+    for (size_t i = 0; i < n; i++) {
+        strbuf_puts(b, "<tr>");
+        list->cells(b, json_at(fact(v, path), i));
+        strbuf_puts(b, "</tr>\n");
+    }
+    html_table_end(b);
 }

@@ -33,7 +33,8 @@ void html_scientific(struct strbuf *b, double v);    /* "3.1e-06", "0" */
 
 /* Term and definition of a <dl class=kv>; nothing when text is empty. */
 void html_pair(struct strbuf *b, const char *term, const char *text);
-void html_badge(struct strbuf *b, const char *state); /* by the state's words, see report_style.c */
+void html_badge(struct strbuf *b, const char *state);  /* by the state's words, see report_style.c */
+void html_heading(struct strbuf *b, const char *text); /* within a section */
 /* Opens <section id=...> with its heading; close with html_section_end. */
 void html_section(struct strbuf *b, const char *id, const char *heading, const char *lead);
 void html_section_end(struct strbuf *b);
@@ -47,6 +48,15 @@ void html_badge_cell(struct strbuf *b, const char *state);
 void html_passed_cell(struct strbuf *b, bool passed);
 /* A dash where the fact is absent or negative. */
 void html_number_cell(struct strbuf *b, number_fn print, const struct json *v, const char *path);
+/* How the elements of an array become rows. */
+struct html_list {
+    const char *heading;   /* NULL: none */
+    const char *heads[10]; /* NULL behind the last */
+    size_t first_number;
+    void (*cells)(struct strbuf *b, const struct json *element);
+};
+/* Heading and table of the array v.path; nothing where it is empty or absent. */
+void html_list(struct strbuf *b, const struct html_list *list, const struct json *v, const char *path);
 /* Why a section has no facts: the summary of its stage. */
 void html_nothing(struct strbuf *b, const struct report *r, unsigned stage);
 

@@ -27,10 +27,9 @@ static void text_answer(struct strbuf *b, const struct json *c)
 }
 
 /* A case about more than one request has no times of its own: its text takes their place. */
-static void text_case(struct strbuf *b, const struct json *c)
+static void text_cells(struct strbuf *b, const struct json *c)
 {
     bool timed = fact(c, "ms.total") != NULL;
-    strbuf_puts(b, "<tr>");
     html_cell(b, "key", fact_text(c, "name"));
     html_passed_cell(b, fact_true(c, "passed"));
     strbuf_puts(b, timed ? "<td>" : "<td colspan=\"7\">");
@@ -44,25 +43,21 @@ static void text_case(struct strbuf *b, const struct json *c)
         html_number_cell(b, html_milliseconds, c, "ms.decode");
         html_number_cell(b, html_milliseconds, c, "ms.total");
     }
-    strbuf_puts(b, "</tr>\n");
 }
 
 void section_text(struct strbuf *b, const struct report *r)
 {
-    static const char *const heads[] = {
-        "Case", "State", "Prompt and answer", "In", "Out", "Tokenize", "First", "Decode", "Total"};
-    size_t n = fact_count(r->facts[3], "cases");
+    static const struct html_list cases = {
+        .heads = {"Case", "State", "Prompt and answer", "In", "Out", "Tokenize", "First", "Decode", "Total"},
+        .first_number = 3,
+        .cells = text_cells};
     html_section(
         b, "text", "Text channel",
         "Each case went through the service by HTTP. In and out are tokens; times are milliseconds.");
-    if (!n) {
+    if (!fact_count(r->facts[3], "cases"))
         html_nothing(b, r, 3);
-    } else {
-        html_table(b, heads, ARRAY_LEN(heads), 3);
-        for (size_t i = 0; i < n; i++)
-            text_case(b, json_at(fact(r->facts[3], "cases"), i));
-        html_table_end(b);
-    }
+    else
+        html_list(b, &cases, r->facts[3], "cases");
     html_section_end(b);
 }
 
@@ -74,20 +69,19 @@ static bool is_data_url(const char *s)
     static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/=";
     static const char *const heads[] = {"data:image/png;base64,", "data:image/jpeg;base64,",
                                         "data:image/webp;base64,", "data:image/gif;base64,"};
-    for (size_t i = 0; i < sizeof(heads) / sizeof(*heads); i++)
+    for (size_t i = 0; i < ARRAY_LEN(heads); i++)
         if (str_starts(s, heads[i]))
             return strspn(s + strlen(heads[i]), digits) == strlen(s + strlen(heads[i]));
     return false;
 }
 
-static void picture_case(struct strbuf *b, const struct json *c)
+static void picture_cells(struct strbuf *b, const struct json *c)
 {
     const struct json *pictures = fact(c, "pictures");
-    strbuf_puts(b, "<tr>");
     html_cell(b, "key", fact_text(c, "name"));
     html_badge_cell(b, fact_text(c, "state"));
     strbuf_puts(b, "<td>");
-    for (size_t i = 0; pictures && pictures->type == JSON_ARRAY && i < pictures->n; i++) {
+    for (size_t i = 0; i < fact_count(pictures, ""); i++) {
         const char *url = json_string(json_at(pictures, i));
         if (url && is_data_url(url))
             strbuf_printf(b, "<img class=\"asked\" alt=\"picture %zu\" src=\"%s\">", i + 1, url);
@@ -98,84 +92,65 @@ static void picture_case(struct strbuf *b, const struct json *c)
     html_cell(b, "", fact_text(c, "expected"));
     html_number_cell(b, html_count, c, "prompt_tokens");
     html_number_cell(b, html_milliseconds, c, "total_ms");
-    strbuf_puts(b, "</tr>\n");
 }
 
-static void picture_cases(struct strbuf *b, const struct json *list, const char *heading)
+static void picture_cases(struct strbuf *b, const struct json *image, const char *key, const char *heading)
 {
-    static const char *const heads[] = {"Case",   "State",    "Pictures", "Asked",
-                                        "Answer", "Expected", "In",       "Total, ms"};
-    if (!list || list->type != JSON_ARRAY || list->n == 0)
+    static const struct html_list cases = {
+        .heads = {"Case", "State", "Pictures", "Asked", "Answer", "Expected", "In", "Total, ms"},
+        .first_number = 6,
+        .cells = picture_cells};
+    if (!fact_count(image, key))
         return;
-    strbuf_puts(b, "<h3>");
-    html_text(b, heading);
-    strbuf_puts(b, "</h3>\n");
-    html_table(b, heads, sizeof(heads) / sizeof(*heads), 6);
-    for (size_t i = 0; i < list->n; i++)
-        picture_case(b, json_at(list, i));
-    html_table_end(b);
+    html_heading(b, heading);
+    html_list(b, &cases, image, key);
+}
+
+static void step_cells(struct strbuf *b, const struct json *s)
+{
+    html_cell(b, "key", fact_text(s, "step"));
+    html_badge_cell(b, fact_text(s, "state"));
+    html_cell(b, "", fact_text(s, "words"));
+    html_number_cell(b, html_scientific, s, "figure");
+    html_number_cell(b, html_scientific, s, "limit");
 }
 
 static void steps_table(struct strbuf *b, const struct json *reference)
 {
-    static const char *const heads[] = {"Step", "State", "What", "Off by", "Limit"};
-    const struct json *steps = fact(reference, "steps");
-    if (!steps || steps->type != JSON_ARRAY)
+    static const struct html_list steps = {
+        .heads = {"Step", "State", "What", "Off by", "Limit"}, .first_number = 3, .cells = step_cells};
+    if (!fact_count(reference, "steps"))
         return;
     strbuf_puts(b, "<h3>Against a recorded conversation: ");
     html_text(b, fact_text(reference, "producer"));
     strbuf_puts(b, "</h3>\n");
-    html_table(b, heads, sizeof(heads) / sizeof(*heads), 3);
-    for (size_t i = 0; i < steps->n; i++) {
-        const struct json *s = json_at(steps, i);
-        strbuf_puts(b, "<tr>");
-        html_cell(b, "key", fact_text(s, "step"));
-        html_badge_cell(b, fact_text(s, "state"));
-        html_cell(b, "", fact_text(s, "words"));
-        html_number_cell(b, html_scientific, s, "figure");
-        html_number_cell(b, html_scientific, s, "limit");
-        strbuf_puts(b, "</tr>\n");
-    }
-    html_table_end(b);
+    html_list(b, &steps, reference, "steps");
 }
 
-static void self_table(struct strbuf *b, const struct json *self)
+static void self_cells(struct strbuf *b, const struct json *c)
 {
-    static const char *const heads[] = {"Check", "State", "What"};
-    if (!self || self->type != JSON_ARRAY || self->n == 0)
-        return;
-    strbuf_puts(b, "<h3>Of itself</h3>\n");
-    html_table(b, heads, sizeof(heads) / sizeof(*heads), sizeof(heads) / sizeof(*heads));
-    for (size_t i = 0; i < self->n; i++) {
-        strbuf_puts(b, "<tr>");
-        html_cell(b, "key", fact_text(json_at(self, i), "name"));
-        html_passed_cell(b, fact_true(json_at(self, i), "passed"));
-        html_cell(b, "", fact_text(json_at(self, i), "why"));
-        strbuf_puts(b, "</tr>\n");
-    }
-    html_table_end(b);
+    html_cell(b, "key", fact_text(c, "name"));
+    html_passed_cell(b, fact_true(c, "passed"));
+    html_cell(b, "", fact_text(c, "why"));
 }
 
-static void segments_table(struct strbuf *b, const struct json *list)
+static const struct html_list self_checks = {
+    .heading = "Of itself", .heads = {"Check", "State", "What"}, .first_number = 3, .cells = self_cells};
+
+static void segment_cells(struct strbuf *b, const struct json *s)
 {
-    static const char *const heads[] = {"Segment", "n", "Mean, ms", "p50", "p95", "Max"};
-    if (!list || list->type != JSON_ARRAY || list->n == 0)
-        return;
-    strbuf_puts(b, "<h3>Where time goes, a request</h3>\n");
-    html_table(b, heads, sizeof(heads) / sizeof(*heads), 1);
-    for (size_t i = 0; i < list->n; i++) {
-        const struct json *s = json_at(list, i);
-        strbuf_puts(b, "<tr>");
-        html_cell(b, "key", fact_text(s, "name"));
-        html_number_cell(b, html_count, s, "n");
-        html_number_cell(b, html_milliseconds, s, "mean");
-        html_number_cell(b, html_milliseconds, s, "p50");
-        html_number_cell(b, html_milliseconds, s, "p95");
-        html_number_cell(b, html_milliseconds, s, "max");
-        strbuf_puts(b, "</tr>\n");
-    }
-    html_table_end(b);
+    html_cell(b, "key", fact_text(s, "name"));
+    html_number_cell(b, html_count, s, "n");
+    html_number_cell(b, html_milliseconds, s, "mean");
+    html_number_cell(b, html_milliseconds, s, "p50");
+    html_number_cell(b, html_milliseconds, s, "p95");
+    html_number_cell(b, html_milliseconds, s, "max");
 }
+
+static const struct html_list segments = {.heading = "Where time goes, a request",
+                                          .heads = {"Segment", "n", "Mean, ms", "p50", "p95", "Max"},
+                                          .first_number = 1,
+                                          .cells = segment_cells};
 
 void section_image(struct strbuf *b, const struct report *r)
 {
@@ -190,28 +165,48 @@ void section_image(struct strbuf *b, const struct report *r)
         strbuf_puts(b, "</p>\n");
     } else {
         steps_table(b, fact(image, "reference"));
-        self_table(b, fact(image, "self"));
+        html_list(b, &self_checks, image, "self");
         if (*fact_text(image, "served")) {
             strbuf_puts(b, "<p>");
             html_text(b, fact_text(image, "served"));
             strbuf_puts(b, "</p>\n");
         }
-        picture_cases(b, fact(image, "cases"), "Through the service");
-        picture_cases(b, fact(image, "questions"), "Known answers");
+        picture_cases(b, image, "cases", "Through the service");
+        picture_cases(b, image, "questions", "Known answers");
     }
-    segments_table(b, fact(facts, "segments"));
+    html_list(b, &segments, facts, "segments");
     html_section_end(b);
 }
 
 /* ---- the load with pictures */
 
+static void three_decimals(struct strbuf *b, double v)
+{
+    html_number(b, v, 3);
+}
+
+static void percent(struct strbuf *b, double share)
+{
+    html_number(b, 100 * share, 1);
+}
+
+static void busy_cells(struct strbuf *b, const struct json *v)
+{
+    html_cell(b, "key", fact_text(v, "name"));
+    html_number_cell(b, three_decimals, v, "seconds");
+    html_number_cell(b, html_count, v, "threads");
+    html_number_cell(b, percent, v, "share");
+}
+
 void picture_load_part(struct strbuf *b, const struct json *pictures)
 {
-    static const char *const heads[] = {"Busy", "Seconds", "Threads", "Share of the time, %"};
-    const struct json *busy = fact(pictures, "busy");
-    if (!busy || busy->type != JSON_ARRAY || busy->n == 0)
+    static const struct html_list busy = {.heads = {"Busy", "Seconds", "Threads", "Share of the time, %"},
+                                          .first_number = 1,
+                                          .cells = busy_cells};
+    if (!fact_count(pictures, "busy"))
         return;
-    strbuf_puts(b, "<h3>With pictures</h3>\n<p>");
+    html_heading(b, "With pictures");
+    strbuf_puts(b, "<p>");
     html_count(b, fact_number(pictures, "run.requests.sent", 0));
     strbuf_puts(b, " requests, each with a picture of its own");
     if (*fact_text(pictures, "bottleneck")) {
@@ -219,18 +214,5 @@ void picture_load_part(struct strbuf *b, const struct json *pictures)
         html_text(b, fact_text(pictures, "bottleneck"));
     }
     strbuf_puts(b, ".</p>\n");
-    html_table(b, heads, sizeof(heads) / sizeof(*heads), 1);
-    for (size_t i = 0; i < busy->n; i++) {
-        const struct json *v = json_at(busy, i);
-        strbuf_puts(b, "<tr>");
-        html_cell(b, "key", fact_text(v, "name"));
-        strbuf_puts(b, "<td class=\"n\">");
-        html_number(b, fact_number(v, "seconds", 0), 3);
-        strbuf_puts(b, "</td>");
-        html_number_cell(b, html_count, v, "threads");
-        strbuf_puts(b, "<td class=\"n\">");
-        html_number(b, 100 * fact_number(v, "share", 0), 1);
-        strbuf_puts(b, "</td></tr>\n");
-    }
-    html_table_end(b);
+    html_list(b, &busy, pictures, "busy");
 }

@@ -29,8 +29,7 @@ void drift_part(struct strbuf *b, const struct json *drift)
     size_t taken = 0;
     if (!drift)
         return;
-    strbuf_puts(
-        b, "<h3>Errors by position: this device against the reference kernels, one long sequence</h3>\n");
+    html_heading(b, "Errors by position: this device against the reference kernels, one long sequence");
     for (size_t i = 0; i < n; i++) {
         const struct json *x = json_at(fact(drift, "buckets"), i);
         const double v = fact_number(x, "logits", -1);

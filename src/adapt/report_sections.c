@@ -66,48 +66,39 @@ void section_model(struct strbuf *b, const struct report *r)
     html_section_end(b);
 }
 
+static void operator_cells(struct strbuf *b, const struct json *op)
+{
+    html_cell(b, "key", fact_text(op, "op"));
+    html_cell(b, "mono", fact_text(op, "types"));
+    html_badge_cell(b, fact_true(op, "supported") ? "yes" : "no"); /* support is no proof */
+    html_cell(b, "", fact_text(op, "reason"));
+    html_number_cell(b, html_count, op, "count");
+}
+
 void section_operators(struct strbuf *b, const struct report *r)
 {
-    static const char *const heads[] = {"Operator", "Types", "Supported", "Reason", "Nodes"};
-    size_t n = fact_count(r->facts[0], "operators");
+    static const struct html_list operators = {.heads = {"Operator", "Types", "Supported", "Reason", "Nodes"},
+                                               .first_number = 4,
+                                               .cells = operator_cells};
     html_section(b, "operators", "Operators on this device", fact_text(r->facts[0], "device.description"));
-    if (!n) {
+    if (!fact_count(r->facts[0], "operators"))
         html_nothing(b, r, 0);
-    } else {
-        html_table(b, heads, ARRAY_LEN(heads), 4);
-        for (size_t i = 0; i < n; i++) {
-            const struct json *op = json_at(fact(r->facts[0], "operators"), i);
-            strbuf_puts(b, "<tr>");
-            html_cell(b, "key", fact_text(op, "op"));
-            html_cell(b, "mono", fact_text(op, "types"));
-            html_badge_cell(b, fact_true(op, "supported") ? "yes" : "no"); /* support is no proof */
-            html_cell(b, "", fact_text(op, "reason"));
-            html_number_cell(b, html_count, op, "count");
-            strbuf_puts(b, "</tr>\n");
-        }
-        html_table_end(b);
-    }
+    else
+        html_list(b, &operators, r->facts[0], "operators");
     html_section_end(b);
 }
 
-static void library_table(struct strbuf *b, const struct json *host)
+static void library_cells(struct strbuf *b, const struct json *library)
 {
-    static const char *const heads[] = {"Library", "Version", "Used for"};
-    size_t n = fact_count(host, "libraries");
-    if (!n)
-        return;
-    strbuf_puts(b, "<h3>Libraries</h3>\n");
-    html_table(b, heads, ARRAY_LEN(heads), 9);
-    for (size_t i = 0; i < n; i++) {
-        const struct json *l = json_at(fact(host, "libraries"), i);
-        strbuf_puts(b, "<tr>");
-        html_cell(b, "key", fact_text(l, "name"));
-        html_cell(b, "mono", fact_true(l, "found") ? fact_text(l, "version") : "not found");
-        html_cell(b, "", fact_text(l, "role"));
-        strbuf_puts(b, "</tr>\n");
-    }
-    html_table_end(b);
+    html_cell(b, "key", fact_text(library, "name"));
+    html_cell(b, "mono", fact_true(library, "found") ? fact_text(library, "version") : "not found");
+    html_cell(b, "", fact_text(library, "role"));
 }
+
+static const struct html_list libraries = {.heading = "Libraries",
+                                           .heads = {"Library", "Version", "Used for"},
+                                           .first_number = 9,
+                                           .cells = library_cells};
 
 /* "nvidia driver >= 580 with cuda runtime >= 13" */
 static void rule_wants(struct strbuf *b, const struct json *r)
@@ -124,32 +115,31 @@ static void rule_wants(struct strbuf *b, const struct json *r)
     strbuf_puts(b, "</td>");
 }
 
+static void rule_cells(struct strbuf *b, const struct json *rule)
+{
+    const char *seen = fact_text(rule, "seen"), *state = fact_text(rule, "state");
+    html_cell(b, "key", fact_text(rule, "rule"));
+    rule_wants(b, rule);
+    html_cell(b, "mono", *seen ? seen : strcmp(state, "not applicable") == 0 ? "not there" : "unknown");
+    html_badge_cell(b, state);
+    html_cell(b, "", fact_text(rule, "severity"));
+    html_cell(b, "", fact_text(rule, "reason"));
+}
+
 static void rule_table(struct strbuf *b, const struct json *facts)
 {
-    static const char *const heads[] = {"Rule", "Wants", "Found", "State", "Severity", "Why"};
-    size_t n = fact_count(facts, "rules");
-    if (!n)
+    static const struct html_list rules = {.heads = {"Rule", "Wants", "Found", "State", "Severity", "Why"},
+                                           .first_number = 9,
+                                           .cells = rule_cells};
+    if (!fact_count(facts, "rules"))
         return;
-    strbuf_puts(b, "<h3>Version rules</h3>\n");
+    html_heading(b, "Version rules");
     if (*fact_text(facts, "machine")) {
         strbuf_puts(b, "<p>Judged for the machine captured in ");
         html_text(b, fact_text(facts, "machine"));
         strbuf_puts(b, ".</p>\n");
     }
-    html_table(b, heads, ARRAY_LEN(heads), 9);
-    for (size_t i = 0; i < n; i++) {
-        const struct json *r = json_at(fact(facts, "rules"), i);
-        const char *seen = fact_text(r, "seen"), *state = fact_text(r, "state");
-        strbuf_puts(b, "<tr>");
-        html_cell(b, "key", fact_text(r, "rule"));
-        rule_wants(b, r);
-        html_cell(b, "mono", *seen ? seen : strcmp(state, "not applicable") == 0 ? "not there" : "unknown");
-        html_badge_cell(b, state);
-        html_cell(b, "", fact_text(r, "severity"));
-        html_cell(b, "", fact_text(r, "reason"));
-        strbuf_puts(b, "</tr>\n");
-    }
-    html_table_end(b);
+    html_list(b, &rules, facts, "rules");
 }
 
 void section_environment(struct strbuf *b, const struct report *r)
@@ -172,7 +162,7 @@ void section_environment(struct strbuf *b, const struct report *r)
         html_pair(b, "Variant", fact_text(device, "variant"));
         html_pair(b, "Compiler", fact_text(host, "compiler"));
         strbuf_puts(b, "</dl>\n");
-        library_table(b, host);
+        html_list(b, &libraries, host, "libraries");
         rule_table(b, r->facts[0]);
         if (*fact_text(host, "topology")) {
             strbuf_puts(b, "<details><summary>Topology</summary><pre>");
@@ -264,7 +254,7 @@ void section_memory(struct strbuf *b, const struct report *r)
 static void reference_part(struct strbuf *b, const struct json *ref)
 {
     const struct json *list = fact(ref, "abs_by_position");
-    size_t n = list && list->type == JSON_ARRAY ? list->n : 0;
+    size_t n = fact_count(list, "");
     double *values = calloc(n ? n : 1, sizeof(*values));
     for (size_t i = 0; values && i < n; i++)
         values[i] = fact_number(json_at(list, i), "", 0);
@@ -289,59 +279,44 @@ static void reference_part(struct strbuf *b, const struct json *ref)
     strbuf_puts(b, "</dl>\n");
 }
 
-static void piece_table(struct strbuf *b, const struct json *facts)
+static void piece_cells(struct strbuf *b, const struct json *p)
 {
-    static const char *const heads[] = {
-        "Piece", "State", "Remark", "Weights", "Relative L2", "Largest difference", "Seconds"};
-    size_t n = fact_count(facts, "pieces");
-    if (!n)
-        return;
-    strbuf_puts(b, "<h3>Minimal validation: this device against the reference kernels</h3>\n");
-    html_table(b, heads, ARRAY_LEN(heads), 3);
-    for (size_t i = 0; i < n; i++) {
-        const struct json *p = json_at(fact(facts, "pieces"), i);
-        strbuf_puts(b, "<tr>");
-        html_cell(b, "key", fact_text(p, "name"));
-        strbuf_puts(b, "<td>");
-        bool bad = fact_true(p, "all_zero") || *fact_text(p, "why");
-        html_badge(b, !fact_true(p, "ran") ? "not run" : bad ? "failed" : "self-consistent");
-        strbuf_puts(b, "</td>");
-        html_cell(b, "", fact_true(p, "all_zero") ? "output is all zero" : fact_text(p, "why"));
-        html_number_cell(b, html_bytes, p, "weight_bytes");
-        html_number_cell(b, html_scientific, p, "relative_l2");
-        html_number_cell(b, html_scientific, p, "max_abs");
-        html_number_cell(b, html_seconds, p, "seconds");
-        strbuf_puts(b, "</tr>\n");
-    }
-    html_table_end(b);
+    const bool bad = fact_true(p, "all_zero") || *fact_text(p, "why");
+    html_cell(b, "key", fact_text(p, "name"));
+    html_badge_cell(b, !fact_true(p, "ran") ? "not run" : bad ? "failed" : "self-consistent");
+    html_cell(b, "", fact_true(p, "all_zero") ? "output is all zero" : fact_text(p, "why"));
+    html_number_cell(b, html_bytes, p, "weight_bytes");
+    html_number_cell(b, html_scientific, p, "relative_l2");
+    html_number_cell(b, html_scientific, p, "max_abs");
+    html_number_cell(b, html_seconds, p, "seconds");
 }
 
-static void fusion_table(struct strbuf *b, const struct json *facts)
+static const struct html_list pieces = {
+    .heading = "Minimal validation: this device against the reference kernels",
+    .heads = {"Piece", "State", "Remark", "Weights", "Relative L2", "Largest difference", "Seconds"},
+    .first_number = 3,
+    .cells = piece_cells};
+
+static void fusion_cells(struct strbuf *b, const struct json *v)
 {
-    static const char *const heads[] = {"Fusion", "Promise", "State", "Why", "Nodes", "Limit", "Measured"};
-    size_t n = fact_count(facts, "fusions");
-    if (!n)
-        return;
-    strbuf_puts(b, "<h3>Fusions, on layers of this model</h3>\n");
-    html_table(b, heads, ARRAY_LEN(heads), 4);
-    for (size_t i = 0; i < n; i++) {
-        const struct json *v = json_at(fact(facts, "fusions"), i);
-        strbuf_puts(b, "<tr>");
-        html_cell(b, "key", fact_text(v, "name"));
-        html_cell(b, "", fact_text(v, "exactness"));
-        html_badge_cell(b, fact_true(v, "on")                 ? "on"
-                           : fact_number(v, "nodes", 0) == 0  ? "not applicable"
-                           : fact_number(v, "pieces", 0) == 0 ? "not checked"
-                           : fact_true(v, "accepted")         ? "off"
-                                                              : "failed");
-        html_cell(b, "", fact_text(v, "reason"));
-        html_number_cell(b, html_count, v, "nodes");
-        html_number_cell(b, html_scientific, v, "limit");
-        html_number_cell(b, html_scientific, v, "measured");
-        strbuf_puts(b, "</tr>\n");
-    }
-    html_table_end(b);
+    html_cell(b, "key", fact_text(v, "name"));
+    html_cell(b, "", fact_text(v, "exactness"));
+    html_badge_cell(b, fact_true(v, "on")                 ? "on"
+                       : fact_number(v, "nodes", 0) == 0  ? "not applicable"
+                       : fact_number(v, "pieces", 0) == 0 ? "not checked"
+                       : fact_true(v, "accepted")         ? "off"
+                                                          : "failed");
+    html_cell(b, "", fact_text(v, "reason"));
+    html_number_cell(b, html_count, v, "nodes");
+    html_number_cell(b, html_scientific, v, "limit");
+    html_number_cell(b, html_scientific, v, "measured");
 }
+
+static const struct html_list fusions = {
+    .heading = "Fusions, on layers of this model",
+    .heads = {"Fusion", "Promise", "State", "Why", "Nodes", "Limit", "Measured"},
+    .first_number = 4,
+    .cells = fusion_cells};
 
 void section_numerics(struct strbuf *b, const struct report *r)
 {
@@ -356,8 +331,8 @@ void section_numerics(struct strbuf *b, const struct report *r)
             strbuf_puts(b, "<p class=\"lead\">No reference was given (--reference FILE), so the numbers "
                            "agree with this program's own "
                            "reference kernels and with nothing else: self-consistent.</p>\n");
-        piece_table(b, facts);
-        fusion_table(b, facts);
+        html_list(b, &pieces, facts, "pieces");
+        html_list(b, &fusions, facts, "fusions");
         drift_part(b, fact(facts, "drift"));
         strbuf_puts(b, "<dl class=\"kv\">\n");
         html_pair(b, "Same bits", fact_text(bits, "evidence"));
@@ -374,7 +349,7 @@ void section_numerics(struct strbuf *b, const struct report *r)
 static double *sample_array(const struct json *run, const char *key, size_t *n)
 {
     const struct json *list = fact(run, key);
-    *n = list && list->type == JSON_ARRAY ? list->n : 0;
+    *n = fact_count(list, "");
     double *out = calloc(*n ? *n : 1, sizeof(*out));
     for (size_t i = 0; out && i < *n; i++)
         out[i] = fact_number(json_at(list, i), "", -1);
@@ -397,9 +372,8 @@ static void latency_plot(struct strbuf *b, const struct json *runs, const char *
         series[i].values = values[i];
         series[i].label = strbuf_cstr(&labels[i]);
     }
-    strbuf_puts(b, "<div><h3>");
-    html_text(b, title);
-    strbuf_puts(b, "</h3>\n");
+    strbuf_puts(b, "<div>");
+    html_heading(b, title);
     svg_cdf(b, title, series, n);
     strbuf_puts(b, "</div>\n");
     for (size_t i = 0; i < n; i++) {
@@ -432,27 +406,25 @@ static void one_decimal(struct strbuf *b, double v)
         html_count(b, v);
 }
 
-static void throughput_table(struct strbuf *b, const struct json *runs)
+static void throughput_cells(struct strbuf *b, const struct json *run)
 {
-    static const char *const heads[] = {"Concurrency", "Tokens from", "Requests", "Failed",
-                                        "Tokens/s",    "Requests/s",  "Wall",     "Peak memory"};
-    html_table(b, heads, ARRAY_LEN(heads), 2);
-    for (size_t i = 0; i < runs->n; i++) {
-        const struct json *run = json_at(runs, i);
-        strbuf_puts(b, "<tr><td class=\"key\">");
-        html_count(b, fact_number(run, "concurrency", 0));
-        strbuf_puts(b, "</td>");
-        html_cell(b, "", fact_text(run, "tokens_from"));
-        html_number_cell(b, html_count, run, "requests.sent");
-        html_number_cell(b, html_count, run, "requests.failed");
-        html_number_cell(b, one_decimal, run, "output_tokens_per_second");
-        html_number_cell(b, one_decimal, run, "requests_per_second");
-        html_number_cell(b, html_seconds, run, "seconds");
-        html_number_cell(b, html_bytes, run, "rss_peak");
-        strbuf_puts(b, "</tr>\n");
-    }
-    html_table_end(b);
+    strbuf_puts(b, "<td class=\"key\">");
+    html_count(b, fact_number(run, "concurrency", 0));
+    strbuf_puts(b, "</td>");
+    html_cell(b, "", fact_text(run, "tokens_from"));
+    html_number_cell(b, html_count, run, "requests.sent");
+    html_number_cell(b, html_count, run, "requests.failed");
+    html_number_cell(b, one_decimal, run, "output_tokens_per_second");
+    html_number_cell(b, one_decimal, run, "requests_per_second");
+    html_number_cell(b, html_seconds, run, "seconds");
+    html_number_cell(b, html_bytes, run, "rss_peak");
 }
+
+static const struct html_list throughput = {.heading = "Throughput",
+                                            .heads = {"Concurrency", "Tokens from", "Requests", "Failed",
+                                                      "Tokens/s", "Requests/s", "Wall", "Peak memory"},
+                                            .first_number = 2,
+                                            .cells = throughput_cells};
 
 void section_latency(struct strbuf *b, const struct report *r)
 {
@@ -461,15 +433,15 @@ void section_latency(struct strbuf *b, const struct report *r)
     const struct json *runs = fact(r->facts[4], "runs");
     html_section(b, "latency", "Latency and throughput",
                  "Measured over HTTP, from the moment a request was due.");
-    if (!runs || runs->type != JSON_ARRAY || !runs->n) {
+    if (!fact_count(runs, "")) {
         html_nothing(b, r, 4);
     } else {
         strbuf_puts(b, "<div class=\"two\">\n");
         latency_plot(b, runs, "ttft_samples_ms", "Time to first token");
         latency_plot(b, runs, "itl_samples_ms", "Time between chunks");
-        strbuf_puts(b, "</div>\n<h3>Throughput</h3>\n");
-        throughput_table(b, runs);
-        strbuf_puts(b, "<h3>Latency</h3>\n");
+        strbuf_puts(b, "</div>\n");
+        html_list(b, &throughput, runs, "");
+        html_heading(b, "Latency");
         html_table(b, heads, ARRAY_LEN(heads), 1);
         latency_rows(b, runs, "ttft_ms", "TTFT");
         latency_rows(b, runs, "tpot_ms", "TPOT");
@@ -481,24 +453,21 @@ void section_latency(struct strbuf *b, const struct report *r)
     html_section_end(b);
 }
 
+static void service_cells(struct strbuf *b, const struct json *c)
+{
+    html_cell(b, "key", fact_text(c, "name"));
+    html_passed_cell(b, fact_true(c, "passed"));
+    html_cell(b, "", fact_text(c, "detail"));
+}
+
 void section_service(struct strbuf *b, const struct report *r)
 {
-    static const char *const heads[] = {"Check", "State", "Evidence"};
-    size_t n = fact_count(r->facts[4], "service");
+    static const struct html_list checks = {
+        .heads = {"Check", "State", "Evidence"}, .first_number = 9, .cells = service_cells};
     html_section(b, "service", "Service interface", "");
-    if (!n) {
+    if (!fact_count(r->facts[4], "service"))
         html_nothing(b, r, 4);
-    } else {
-        html_table(b, heads, ARRAY_LEN(heads), 9);
-        for (size_t i = 0; i < n; i++) {
-            const struct json *c = json_at(fact(r->facts[4], "service"), i);
-            strbuf_puts(b, "<tr>");
-            html_cell(b, "key", fact_text(c, "name"));
-            html_passed_cell(b, fact_true(c, "passed"));
-            html_cell(b, "", fact_text(c, "detail"));
-            strbuf_puts(b, "</tr>\n");
-        }
-        html_table_end(b);
-    }
+    else
+        html_list(b, &checks, r->facts[4], "service");
     html_section_end(b);
 }

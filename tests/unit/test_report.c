@@ -182,6 +182,37 @@ static void test_pictures(void **state)
     fixture_close(&x);
 }
 
+static void named(struct strbuf *b, const struct json *v)
+{
+    html_cell(b, "key", fact_text(v, "name"));
+}
+
+/* A row for each element under all heads; an empty or absent array leaves nothing, not even the heading. */
+static void test_lists(void **state)
+{
+    (void)state;
+    struct fixture x;
+    struct strbuf b = STRBUF_INIT;
+    const struct html_list list = {
+        .heading = "All <of> them", .heads = {"a", "b", "c"}, .first_number = 2, .cells = named};
+    fixture_open(&x, true);
+    const struct json *v = fixture_json(&x, "{\"two\":[{\"name\":\"x\"},7],\"none\":[],\"text\":\"x\"}");
+    html_list(&b, &list, v, "none");
+    html_list(&b, &list, v, "absent");
+    html_list(&b, &list, v, "text");
+    html_list(&b, &list, NULL, "two");
+    assert_int_equal(b.len, 0);
+    html_list(&b, &list, v, "two");
+    assert_int_equal(count(b.data, "<h3>All &lt;of&gt; them</h3>"), 1);
+    assert_int_equal(count(b.data, "<th>"), 2);
+    assert_int_equal(count(b.data, "<th class=\"n\">c</th>"), 1);
+    assert_int_equal(count(b.data, "<tr><td class=\"key\">x</td></tr>\n<tr><td class=\"key\"></td></tr>\n"),
+                     1);
+    assert_int_equal(count(b.data, "</tr>"), 3);
+    strbuf_release(&b);
+    fixture_close(&x);
+}
+
 /* Numbers inside d="..." and coordinate attributes: digits, signs, dots, commas and path letters only. */
 static void check_svg(const char *svg)
 {
@@ -439,6 +470,7 @@ int main(void)
         cmocka_unit_test(test_hostile_names),
         cmocka_unit_test(test_wrong_facts),
         cmocka_unit_test(test_pictures),
+        cmocka_unit_test(test_lists),
         cmocka_unit_test(test_svg_of_hostile_numbers),
         cmocka_unit_test(test_positions_keep_the_peak),
         cmocka_unit_test(test_numbers),
