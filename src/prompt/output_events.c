@@ -169,7 +169,7 @@ void output_keep_opening(struct output_parser *p, const struct marker *m)
     strbuf_add(&p->call, m->text, m->n);
 }
 
-void output_send_call(struct output_parser *p)
+static void send_call(struct output_parser *p)
 {
     struct parsed_call *c = &p->parsed;
     struct output_event ev = {.kind = OUTPUT_CALL,
@@ -188,11 +188,34 @@ void output_send_call(struct output_parser *p)
     p->sink(p->ctx, &ev);
 }
 
-void output_clear_parsed(struct output_parser *p)
+static void clear_parsed(struct output_parser *p)
 {
     strbuf_clear(&p->parsed.name);
     strbuf_clear(&p->parsed.id);
     strbuf_clear(&p->parsed.arguments);
+}
+
+/* Sends the call that was read with rc and *why. Returns rc; *e is for what is not ERR_FORMAT. */
+static int settle_call(struct output_parser *p, int rc, const struct err *why, struct err *e)
+{
+    if (rc == 0)
+        send_call(p);
+    else if (rc != ERR_FORMAT && e)
+        *e = *why;
+    return rc;
+}
+
+int output_read_call(struct output_parser *p, size_t n, struct err *why, struct err *e)
+{
+    clear_parsed(p);
+    int rc = call_parse(&p->r->calls, p->o.tools, strbuf_cstr(&p->in) + p->at, n, &p->parsed, why);
+    return settle_call(p, rc, why, e);
+}
+
+void output_unfinished(struct output_parser *p)
+{
+    p->counts.unfinished++;
+    output_note(p, "the output ended within a call");
 }
 
 /* in[at..at+n) is the body of a call, `close` what ended it. */
@@ -200,16 +223,11 @@ static int end_call(struct output_parser *p, size_t n, const struct marker *clos
 {
     const char *s = strbuf_cstr(&p->in) + p->at;
     struct err why = {0};
-    output_clear_parsed(p);
-    int rc = call_parse(&p->r->calls, p->o.tools, s, n, &p->parsed, &why);
-    if (rc && rc != ERR_FORMAT) {
-        if (e)
-            *e = why;
+    int rc = output_read_call(p, n, &why, e);
+    if (rc && rc != ERR_FORMAT)
         return rc;
-    }
     p->state = p->in_section ? SECTION : p->r->calls.bare ? AFTER_TAG : TEXT;
     if (rc == 0) {
-        output_send_call(p);
         p->tagged = p->tagged || p->r->calls.bare; /* what follows as an object is a call too */
         strbuf_clear(&p->call);
     } else {
@@ -372,26 +390,18 @@ int output_end_message_call(struct output_parser *p, size_t n, bool whole, struc
     struct err why = {0};
     if (str_starts(name, prefix))
         name += strlen(prefix);
-    output_clear_parsed(p);
+    clear_parsed(p);
     strbuf_puts(&p->parsed.name, name);
     int rc = call_name_good(name, strlen(name)) ? call_arguments(s, n, &p->parsed.arguments, &why)
                                                 : err_set(&why, ERR_FORMAT, "the message has no recipient");
-    if (rc == 0) {
-        output_send_call(p);
-        return ERR_OK;
-    }
-    if (rc != ERR_FORMAT) {
-        if (e)
-            *e = why;
+    if (settle_call(p, rc, &why, e) != ERR_FORMAT)
         return rc;
-    }
     output_give_back(p, s, n);
     if (whole) {
         p->counts.malformed++;
         output_note(p, why.message);
     } else {
-        p->counts.unfinished++;
-        output_note(p, "the output ended within a call");
+        output_unfinished(p);
     }
     return ERR_OK;
 }

@@ -341,34 +341,20 @@ int output_marker(struct output_parser *p, int32_t id, struct err *e)
     return run(p, false, e);
 }
 
-static void unfinished(struct output_parser *p)
-{
-    p->counts.unfinished++;
-    output_note(p, "the output ended within a call");
-}
-
 /* What the end finds open. */
 static int finish_open(struct output_parser *p, bool stopped, struct err *e)
 {
     size_t left = p->in.len - p->at;
     if (p->state == IN_CALL && call_is_json(&p->r->calls)) {
         struct err why = {0};
-        output_clear_parsed(p);
-        int rc = call_parse(&p->r->calls, p->o.tools, strbuf_cstr(&p->in) + p->at, left, &p->parsed, &why);
-        if (rc == 0) {
-            output_send_call(p);
-            return ERR_OK;
-        }
-        if (rc != ERR_FORMAT) {
-            if (e)
-                *e = why;
+        int rc = output_read_call(p, left, &why, e);
+        if (rc != ERR_FORMAT)
             return rc;
-        }
     }
     if (p->state == IN_CALL) {
         output_give_back(p, strbuf_cstr(&p->call), p->call.len);
         output_send_raw(p, OUTPUT_CONTENT, strbuf_cstr(&p->in) + p->at, left);
-        unfinished(p);
+        output_unfinished(p);
     } else if (p->state == BODY && p->body_kind == OUTPUT_CALL) {
         return output_end_message_call(p, left, stopped, e);
     } else if (p->state == HEADER && p->call.len + left > 0 && !stopped) {

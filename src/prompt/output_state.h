@@ -69,12 +69,14 @@ uint32_t output_markers_of(const struct output_parser *p, const struct marker **
 struct found output_find(const struct output_parser *p, const struct marker *const *set, uint32_t n,
                          size_t from, bool last);
 
-/* Calls. step_call: one step within one, *more: there is something left to decide. */
+/* Calls. step_call: one step within one, *more: there is something left to decide. read_call: in[at..at+n) is
+ * the body of one, which is sent; ERR_FORMAT: it is none, *why says so and *e nothing. unfinished: counts a
+ * call that the end of the output cut, and says so. */
 void output_begin_call(struct output_parser *p);
 void output_keep_opening(struct output_parser *p, const struct marker *m);
 int output_step_call(struct output_parser *p, bool last, bool *more, struct err *e);
-void output_send_call(struct output_parser *p);
-void output_clear_parsed(struct output_parser *p);
+int output_read_call(struct output_parser *p, size_t n, struct err *why, struct err *e);
+void output_unfinished(struct output_parser *p);
 /* Messages with headers. end_message_call: the body of n bytes was a call's. */
 void output_read_header(struct output_parser *p);
 int output_end_message_call(struct output_parser *p, size_t n, bool whole, struct err *e);
