@@ -47,9 +47,15 @@ static enum field field_at(const char *s, size_t *n)
     return N_FIELDS;
 }
 
-/* wanted: how many $tokens it must hold, -1: at most one. */
-static int read_words(const struct reading *r, const struct json *from, const char *key, int wanted,
-                      const char **out)
+/* A text of the rules. */
+struct words {
+    const char *key;
+    int wanted; /* how many $tokens it must hold, -1: at most one */
+    const char **out;
+};
+
+static int read_text(const struct reading *r, const struct json *from, const char *key, int wanted,
+                     const char **out)
 {
     const struct json *v = json_get(from, key);
     int held = 0;
@@ -70,6 +76,14 @@ static int read_words(const struct reading *r, const struct json *from, const ch
     return ERR_OK;
 }
 
+static int read_words(const struct reading *r, const struct json *from, const struct words *list, size_t n)
+{
+    int rc = ERR_OK;
+    for (size_t i = 0; rc == 0 && i < n; i++)
+        rc = read_text(r, from, list[i].key, list[i].wanted, list[i].out);
+    return rc;
+}
+
 static int read_flag(const struct reading *r, const struct json *from, const char *key, bool *out)
 {
     const struct json *v = json_get(from, key);
@@ -79,19 +93,16 @@ static int read_flag(const struct reading *r, const struct json *from, const cha
 static int read_tiles(const struct reading *r, const struct json *v, struct placeholder_rules *out)
 {
     static const char *const known[] = {"first", "tile", "between", "row", "last", NULL};
+    const struct words words[] = {{"first", -1, &out->first},
+                                  {"tile", 1, &out->tile},
+                                  {"between", 0, &out->between},
+                                  {"row", 0, &out->row},
+                                  {"last", -1, &out->last}};
     if (v->type != JSON_OBJECT)
         return wrong(r, "tiles", "is no table");
     int rc = known_keys(r, v, known);
     if (rc == 0)
-        rc = read_words(r, v, "first", -1, &out->first);
-    if (rc == 0)
-        rc = read_words(r, v, "tile", 1, &out->tile);
-    if (rc == 0)
-        rc = read_words(r, v, "between", 0, &out->between);
-    if (rc == 0)
-        rc = read_words(r, v, "row", 0, &out->row);
-    if (rc == 0)
-        rc = read_words(r, v, "last", -1, &out->last);
+        rc = read_words(r, v, words, ARRAY_LEN(words));
     return rc || out->tile ? rc : wrong(r, "tiles.tile", "is missing");
 }
 
@@ -99,22 +110,20 @@ static int read_rules(const struct reading *r, const struct json *v, struct plac
 {
     static const char *const known[] = {"needs",     "marker",  "token",     "picture", "line",
                                         "last_line", "by_grid", "both_ways", "tiles",   NULL};
+    const struct words words[] = {{"token", 0, &out->token},
+                                  {"picture", 1, &out->picture},
+                                  {"line", 0, &out->line},
+                                  {"last_line", 0, &out->last_line}};
     const struct json *tiles = json_get(v, "tiles");
     *out = (struct placeholder_rules){.picture = "$tokens"};
     int rc = known_keys(r, v, known);
     if (rc == 0)
-        rc = read_words(r, v, "marker", 0, &out->marker);
+        rc = read_text(r, v, "marker", 0, &out->marker);
     if (rc == 0 && (out->marker == NULL || *out->marker == '\0'))
         rc = wrong(r, "marker", "is missing");
     out->token = out->marker;
     if (rc == 0)
-        rc = read_words(r, v, "token", 0, &out->token);
-    if (rc == 0)
-        rc = read_words(r, v, "picture", 1, &out->picture);
-    if (rc == 0)
-        rc = read_words(r, v, "line", 0, &out->line);
-    if (rc == 0)
-        rc = read_words(r, v, "last_line", 0, &out->last_line);
+        rc = read_words(r, v, words, ARRAY_LEN(words));
     if (rc == 0)
         rc = read_flag(r, v, "by_grid", &out->by_grid);
     if (rc == 0)
