@@ -35,6 +35,16 @@ static const struct ckpt_tensor *find(const struct reader *in, const char *name)
     return NULL;
 }
 
+/* The tensor's bytes as they are, in the arena. */
+static int read_bytes(struct reader *in, const struct ckpt_tensor *t, const void **out, struct err *e)
+{
+    void *bytes = arena_alloc(&in->r->arena, (size_t)t->bytes);
+    if (!bytes)
+        return err_set(e, ERR_NOMEM, "%s: no memory for %s", in->path, t->name);
+    *out = bytes;
+    return file_pread(in->fd, in->path, bytes, (size_t)t->bytes, t->offset, e);
+}
+
 /* The tensor's bytes as float32, in the arena. */
 static int read_floats(struct reader *in, const struct ckpt_tensor *t, const float **out, struct err *e)
 {
@@ -128,12 +138,10 @@ static int read_pictures(struct reader *in, struct err *e)
     for (size_t i = 0; i < r->n_pictures; i++) {
         snprintf(name, sizeof name, "picture.%zu", i);
         const struct ckpt_tensor *t = find(in, name);
-        void *bytes = arena_alloc(&r->arena, (size_t)t->bytes + 1);
+        const void *bytes;
         if (t->dtype != D0_U8 || t->n_dims != 1)
             return err_set(e, ERR_FORMAT, "%s: %s must be U8 of shape [bytes]", in->path, name);
-        if (!bytes)
-            return err_set(e, ERR_NOMEM, "%s: no memory for %s", in->path, name);
-        int rc = file_pread(in->fd, in->path, bytes, (size_t)t->bytes, t->offset, e);
+        int rc = read_bytes(in, t, &bytes, e);
         if (rc)
             return rc;
         r->pictures[i] = (struct reference_picture){bytes, (size_t)t->bytes};
@@ -149,12 +157,13 @@ static int read_grids(struct reader *in, struct err *e)
         return ERR_OK;
     if (t->dtype != D0_I32 || t->n_dims != 2 || t->dims[1] != 3)
         return err_set(e, ERR_FORMAT, "%s: grids must be I32 of shape [pictures, 3]", in->path);
-    int32_t *grids = arena_alloc(&r->arena, (size_t)t->bytes + 1);
-    if (!grids)
-        return err_set(e, ERR_NOMEM, "%s: no memory for grids", in->path);
+    const void *grids;
+    int rc = read_bytes(in, t, &grids, e);
+    if (rc)
+        return rc;
     r->grids = grids;
     r->n_grids = (size_t)t->dims[0];
-    return file_pread(in->fd, in->path, grids, (size_t)t->bytes, t->offset, e);
+    return ERR_OK;
 }
 
 /* What a conversation with pictures has besides. */
