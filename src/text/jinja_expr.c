@@ -17,13 +17,6 @@ static struct jnode *node_of(struct jparser *p, enum jkind kind, const struct jn
     return n;
 }
 
-static const struct jnode *finish(struct jparser *p, struct jnode *n, const struct jnodes *items)
-{
-    n->items = items->items;
-    n->n = (uint32_t)items->n;
-    return jparse_done(p, n);
-}
-
 static const struct jnode *constant(struct jparser *p, struct jval v)
 {
     struct jnode *n = jparse_node(p, N_CONST);
@@ -198,7 +191,7 @@ static const struct jnode *parse_items(struct jparser *p, enum jkind kind, const
         }
     }
     jparse_expect_op(p, close);
-    return finish(p, n, &items);
+    return jparse_done_with(p, n, &items);
 }
 
 static const struct jnode *parse_primary(struct jparser *p, bool namespaces)
@@ -259,7 +252,7 @@ const struct jnode *jparse_tuple(struct jparser *p, struct jtuple_rules rules)
         return items.items[0];
     if (!is_tuple && !rules.parentheses)
         jparse_fail(p, ERR_FORMAT, jparse_peek(p)->line, "an expression is missing");
-    return finish(p, n, &items);
+    return jparse_done_with(p, n, &items);
 }
 
 /* ---- postfix ---- */
@@ -305,7 +298,7 @@ static const struct jnode *parse_subscript(struct jparser *p, const struct jnode
         jparse_push(p, &items, parse_subscribed(p));
     }
     jparse_expect_op(p, "]");
-    n->b = items.n == 1 ? items.items[0] : finish(p, tuple, &items);
+    n->b = items.n == 1 ? items.items[0] : jparse_done_with(p, tuple, &items);
     for (size_t i = 0; items.n > 1 && i < items.n; i++)
         if (items.items[i]->kind == N_SLICE)
             jparse_fail(p, ERR_UNSUPPORTED, n->line, "several slices in one subscript are not implemented");
@@ -356,7 +349,7 @@ static const struct jnode *parse_call(struct jparser *p, const struct jnode *a)
     struct jnode *n = node_of(p, N_CALL, a);
     struct jnodes items = {0};
     parse_arguments(p, &items);
-    return finish(p, n, &items);
+    return jparse_done_with(p, n, &items);
 }
 
 static const struct jnode *parse_postfix(struct jparser *p, const struct jnode *n)
@@ -384,7 +377,7 @@ const struct jnode *jparse_filters(struct jparser *p, const struct jnode *a, boo
             jparse_fail(p, ERR_UNSUPPORTED, t->line, "there is no filter named %.40s.*", n->name->s);
         if (jparse_is_op(p, "("))
             parse_arguments(p, &items);
-        a = finish(p, n, &items);
+        a = jparse_done_with(p, n, &items);
     }
     return a;
 }
@@ -416,7 +409,7 @@ static const struct jnode *parse_test(struct jparser *p, const struct jnode *a)
             jparse_fail(p, ERR_FORMAT, next->line, "tests cannot be chained with \"is\"");
         jparse_push(p, &items, parse_postfix(p, parse_primary(p, false)));
     }
-    const struct jnode *test = finish(p, n, &items);
+    const struct jnode *test = jparse_done_with(p, n, &items);
     return negated ? negate(p, test) : test;
 }
 
@@ -510,7 +503,7 @@ static const struct jnode *parse_concat(struct jparser *p)
     jparse_push(p, &items, first);
     while (jparse_skip_op(p, "~"))
         jparse_push(p, &items, parse_product(p));
-    return finish(p, n, &items);
+    return jparse_done_with(p, n, &items);
 }
 
 static const struct jnode *parse_sum(struct jparser *p)
@@ -559,7 +552,7 @@ static const struct jnode *parse_compare(struct jparser *p)
         n->a = parse_sum(p);
         jparse_push(p, &items, jparse_done(p, n));
     }
-    return items.n ? finish(p, node_of(p, N_COMPARE, first), &items) : first;
+    return items.n ? jparse_done_with(p, node_of(p, N_COMPARE, first), &items) : first;
 }
 
 static const struct jnode *parse_not(struct jparser *p)

@@ -235,6 +235,7 @@ struct jnodes {
     size_t n, capacity;
 };
 void jparse_push(struct jparser *p, struct jnodes *v, const struct jnode *node);
+const struct jnode *jparse_done_with(struct jparser *p, struct jnode *node, const struct jnodes *items);
 
 static inline const struct jtoken *jparse_peek(const struct jparser *p)
 {

@@ -97,6 +97,13 @@ void jparse_push(struct jparser *p, struct jnodes *v, const struct jnode *node)
     v->items[v->n++] = node;
 }
 
+const struct jnode *jparse_done_with(struct jparser *p, struct jnode *n, const struct jnodes *items)
+{
+    n->items = items->items;
+    n->n = (uint32_t)items->n;
+    return jparse_done(p, n);
+}
+
 static bool is_text(const struct jtoken *t, enum jtoken_kind kind, const char *s)
 {
     return t->kind == kind && t->n == strlen(s) && memcmp(t->s, s, t->n) == 0;
@@ -241,9 +248,7 @@ static const struct jnode *parse_if(struct jparser *p)
         n->b = parse_until(p, "endif");
     else
         p->at++;
-    n->items = items.items;
-    n->n = (uint32_t)items.n;
-    return jparse_done(p, n);
+    return jparse_done_with(p, n, &items);
 }
 
 static const struct jnode *parse_set(struct jparser *p)
@@ -271,10 +276,8 @@ static const struct jnode *parse_with(struct jparser *p)
         jparse_expect_op(p, "=");
         jparse_push(p, &items, jparse_expression(p, true));
     }
-    n->items = items.items;
-    n->n = (uint32_t)items.n;
     n->body = parse_until(p, "endwith");
-    return jparse_done(p, n);
+    return jparse_done_with(p, n, &items);
 }
 
 static void parse_signature(struct jparser *p, struct jnode *macro)
@@ -364,9 +367,7 @@ static const struct jnode *parse_print_tag(struct jparser *p)
         print->a = jparse_expression(p, true);
         jparse_push(p, &items, jparse_done(p, print));
     }
-    n->items = items.items;
-    n->n = (uint32_t)items.n;
-    return jparse_done(p, n);
+    return jparse_done_with(p, n, &items);
 }
 
 static const struct jnode *parse_filter_block(struct jparser *p)
@@ -479,9 +480,7 @@ static const struct jnode *parse_body(struct jparser *p, const char *const *ends
         }
     }
     jparse_leave(p);
-    n->items = items.items;
-    n->n = (uint32_t)items.n;
-    return jparse_done(p, n);
+    return jparse_done_with(p, n, &items);
 }
 
 /* ---- opening ---- */
