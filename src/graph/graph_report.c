@@ -91,147 +91,189 @@ void graph_print(const struct graph *g, struct strbuf *out)
 
 /* ---- cost ---- */
 
-static double extent(const struct d0_value *v, uint32_t i, const int64_t *dims)
+struct costing {
+    const struct graph *g;
+    const int64_t *dims;
+    int64_t context;
+    struct graph_cost *cost;
+};
+
+static double extent(const struct costing *k, const struct d0_value *v, uint32_t i)
 {
     int64_t d = v->dims[i];
-    return d >= 0 ? (double)d : (double)dims[-1 - d];
+    return d >= 0 ? (double)d : (double)k->dims[-1 - d];
 }
 
-static double elements(const struct d0_value *v, const int64_t *dims)
+static double elements(const struct costing *k, const struct d0_value *v)
 {
     double n = 1;
     for (uint32_t i = 0; i < v->n_dims; i++)
-        n *= extent(v, i, dims);
+        n *= extent(k, v, i);
     return n;
 }
 
-static double bytes_of(const struct d0_value *v, const int64_t *dims)
+static double bytes_of(const struct costing *k, const struct d0_value *v)
 {
-    return elements(v, dims) * dtype_bits(v->dtype) / 8;
+    return elements(k, v) * dtype_bits(v->dtype) / 8;
+}
+
+static const struct d0_value *input(const struct costing *k, const struct d0_node *n, uint32_t i)
+{
+    return &k->g->values[n->inputs[i]];
 }
 
 /* Mean number of positions that a token of the step sees: its history and, on average, half of its own run.
  */
-static double visible(const struct d0_node *n, const int64_t *dims, int64_t context)
+static double visible(const struct costing *k, const struct d0_node *n)
 {
+    const int64_t *dims = k->dims;
     double run = dims[1] > 0 ? (double)dims[0] / (double)dims[1] : (double)dims[0];
-    double seen = (double)context + (run + 1) / 2, window = (double)node_attr_i(n, D0_ATTR_WINDOW, 0);
+    double seen = (double)k->context + (run + 1) / 2, window = (double)node_attr_i(n, D0_ATTR_WINDOW, 0);
     return window > 0 && window < seen ? window : seen;
 }
 
-static void add_node(const struct graph *g, const struct d0_node *n, const int64_t *dims, int64_t context,
-                     struct graph_cost *c)
+/* q.k and p.v: 2 flops a product each; pages of a sequence are read once for all its tokens */
+static void add_attention(struct costing *k, const struct d0_node *n)
 {
-    const struct d0_value *x = &g->values[n->inputs[0]],
-                          *w = n->n_inputs > 1 ? &g->values[n->inputs[1]] : NULL;
-    double rows = extent(x, 0, dims), out = n->n_outputs ? elements(&g->values[n->outputs[0]], dims) : 0;
-    switch ((enum d0_op)n->op) {
-    case D0_OP_EMBED: /* reads only the rows it needs */
-        c->weight_bytes += rows * (double)w->dims[1] * dtype_bits(w->dtype) / 8;
-        break;
-    case D0_OP_LINEAR: /* 2 m n k */
-        c->flops += 2 * rows * (double)w->dims[0] * (double)w->dims[1];
-        break;
-    case D0_OP_QKV:
-        for (uint32_t i = 1; i < 4; i++)
-            c->flops += 2 * rows * elements(&g->values[n->inputs[i]], dims);
-        break;
-    case D0_OP_GATE_UP:
-        c->flops += 4 * rows * elements(w, dims) + 6 * out;
-        break;
-    case D0_OP_NORM_RESIDUAL:
-        c->flops += 5 * out;
-        break;
-    case D0_OP_NORM_ROPE_STORE:
-        c->flops += 7 * (out + elements(w, dims));
-        c->state_bytes += (elements(w, dims) + elements(&g->values[n->inputs[2]], dims)) *
-                          dtype_bits(g->values[n->inputs[3]].dtype) / 8;
-        break;
-    case D0_OP_RMS_NORM:
-        c->flops += 4 * out;
-        break;
-    case D0_OP_ADD:
-        c->flops += out;
-        break;
-    case D0_OP_ROPE_TABLE:
-        c->flops += 2 * out;
-        break;
-    case D0_OP_ROPE:
-        c->flops += 3 * out;
-        break;
-    case D0_OP_GLU:
-        c->flops += 6 * out;
-        break;
-    case D0_OP_ATTENTION: {
-        /* q.k and p.v: 2 flops a product each; pages of a sequence are read once for all its tokens */
-        double heads = (double)node_attr_i(n, D0_ATTR_HEADS, 0), kv = (double)w->dims[1];
-        double wide = (double)w->dims[3] + (double)g->values[n->inputs[2]].dims[3],
-               seen = visible(n, dims, context);
-        c->flops += 2 * rows * heads * wide * seen;
-        c->state_bytes += (double)dims[1] * seen * kv * wide * dtype_bits(w->dtype) / 8;
-        break;
-    }
-    case D0_OP_KV_STORE:
-        c->state_bytes +=
-            (elements(x, dims) + elements(w, dims)) * dtype_bits(g->values[n->inputs[2]].dtype) / 8;
-        break;
-    case D0_OP_EXPERTS: { /* only the chosen experts */
-        const struct d0_value *ids = &g->values[n->inputs[1]], *down = &g->values[n->inputs[3]];
-        double inter = (double)node_attr_i(n, D0_ATTR_INTER, 0), width = (double)x->dims[1];
-        double matrices = node_attr_i(n, D0_ATTR_LAYOUT, 0) == 3 ? 2 : 3,
-               chosen = rows * (double)ids->dims[1];
-        c->flops += 2 * chosen * matrices * inter * width;
-        double read = chosen < (double)down->dims[0] ? chosen : (double)down->dims[0];
-        c->weight_bytes += read * matrices * inter * width * dtype_bits(down->dtype) / 8;
-        break;
-    }
-    case D0_OP_MLA: {
-        double heads = (double)node_attr_i(n, D0_ATTR_HEADS, 0), wide = (double)w->dims[3];
-        double latent = (double)node_attr_i(n, D0_ATTR_LATENT, 0), seen = visible(n, dims, context);
-        const struct d0_value *kv_b = &g->values[n->inputs[2]];
-        c->flops += 2 * rows * (heads * (wide + latent) * seen + (double)kv_b->dims[0] * latent);
-        c->state_bytes += (double)dims[1] * seen * wide * dtype_bits(w->dtype) / 8;
-        break;
-    }
-    case D0_OP_DELTA_RULE: {
-        const struct d0_value *state = &g->values[n->inputs[7]];
-        double size = (double)(state->dims[1] * state->dims[2] * state->dims[3]);
-        c->flops += 6 * rows * size;
-        c->state_bytes += 2 * (double)dims[1] * size * 4;
-        break;
-    }
-    case D0_OP_GROUP_LINEAR:
-        c->flops += 2 * rows * (double)w->dims[0] * (double)w->dims[1];
-        break;
+    const struct d0_value *keys = input(k, n, 1), *values = input(k, n, 2);
+    double rows = extent(k, input(k, n, 0), 0), heads = (double)node_attr_i(n, D0_ATTR_HEADS, 0),
+           kv = (double)keys->dims[1], wide = (double)keys->dims[3] + (double)values->dims[3],
+           seen = visible(k, n);
+    k->cost->flops += 2 * rows * heads * wide * seen;
+    k->cost->state_bytes += (double)k->dims[1] * seen * kv * wide * dtype_bits(keys->dtype) / 8;
+}
+
+static void add_mla(struct costing *k, const struct d0_node *n)
+{
+    const struct d0_value *cache = input(k, n, 1), *kv_b = input(k, n, 2);
+    double rows = extent(k, input(k, n, 0), 0), heads = (double)node_attr_i(n, D0_ATTR_HEADS, 0),
+           wide = (double)cache->dims[3], latent = (double)node_attr_i(n, D0_ATTR_LATENT, 0),
+           seen = visible(k, n);
+    k->cost->flops += 2 * rows * (heads * (wide + latent) * seen + (double)kv_b->dims[0] * latent);
+    k->cost->state_bytes += (double)k->dims[1] * seen * wide * dtype_bits(cache->dtype) / 8;
+}
+
+/* At most: as if all rows were of one picture. */
+static void add_segment_attention(struct costing *k, const struct d0_node *n)
+{
+    const struct d0_value *x = input(k, n, 0), *out = &k->g->values[n->outputs[0]];
+    k->cost->flops +=
+        2 * extent(k, x, 0) * extent(k, input(k, n, 1), 0) * ((double)x->dims[1] + (double)out->dims[1]);
+}
+
+/* Only the chosen experts. */
+static void add_experts(struct costing *k, const struct d0_node *n)
+{
+    const struct d0_value *x = input(k, n, 0), *ids = input(k, n, 1), *down = input(k, n, 3);
+    double inter = (double)node_attr_i(n, D0_ATTR_INTER, 0), width = (double)x->dims[1],
+           matrices = node_attr_i(n, D0_ATTR_LAYOUT, 0) == 3 ? 2 : 3,
+           chosen = extent(k, x, 0) * (double)ids->dims[1];
+    double read = chosen < (double)down->dims[0] ? chosen : (double)down->dims[0];
+    k->cost->flops += 2 * chosen * matrices * inter * width;
+    k->cost->weight_bytes += read * matrices * inter * width * dtype_bits(down->dtype) / 8;
+}
+
+static void add_delta_rule(struct costing *k, const struct d0_node *n)
+{
+    const struct d0_value *state = input(k, n, 7);
+    double size = (double)(state->dims[1] * state->dims[2] * state->dims[3]);
+    k->cost->flops += 6 * extent(k, input(k, n, 0), 0) * size;
+    k->cost->state_bytes += 2 * (double)k->dims[1] * size * 4;
+}
+
+/* Two values go into a state. */
+static void add_store(struct costing *k, const struct d0_value *a, const struct d0_value *b,
+                      const struct d0_value *state)
+{
+    k->cost->state_bytes += (elements(k, a) + elements(k, b)) * dtype_bits(state->dtype) / 8;
+}
+
+/* Flops for each number that an operator gives which does little else. */
+static double flops_each(enum d0_op op)
+{
+    switch (op) {
     case D0_OP_GATHER_ROWS:
     case D0_OP_SCATTER_ROWS:
-        break;
-    case D0_OP_SEGMENT_ATTENTION: /* at most: all rows are of one picture */
-        c->flops +=
-            2 * rows * extent(w, 0, dims) * ((double)x->dims[1] + (double)g->values[n->outputs[0]].dims[1]);
-        break;
+        return 0;
+    case D0_OP_ADD:
+        return 1;
+    case D0_OP_ROPE:
+        return 3;
+    case D0_OP_RMS_NORM:
+        return 4;
+    case D0_OP_NORM_RESIDUAL:
+        return 5;
+    case D0_OP_GLU:
+        return 6;
     default: /* elementwise, or small beside its neighbours */
-        c->flops += 2 * out;
-        break;
+        return 2;
+    }
+}
+
+static void add_node(struct costing *k, const struct d0_node *n)
+{
+    const struct d0_value *x = input(k, n, 0), *w = n->n_inputs > 1 ? input(k, n, 1) : NULL;
+    double rows = extent(k, x, 0), out = n->n_outputs ? elements(k, &k->g->values[n->outputs[0]]) : 0;
+    switch ((enum d0_op)n->op) {
+    case D0_OP_EMBED: /* reads only the rows it needs */
+        k->cost->weight_bytes += rows * (double)w->dims[1] * dtype_bits(w->dtype) / 8;
+        return;
+    case D0_OP_LINEAR: /* 2 m n k */
+    case D0_OP_GROUP_LINEAR:
+        k->cost->flops += 2 * rows * (double)w->dims[0] * (double)w->dims[1];
+        return;
+    case D0_OP_QKV:
+        for (uint32_t i = 1; i < 4; i++)
+            k->cost->flops += 2 * rows * elements(k, input(k, n, i));
+        return;
+    case D0_OP_GATE_UP:
+        k->cost->flops += 4 * rows * elements(k, w) + 6 * out;
+        return;
+    case D0_OP_NORM_ROPE_STORE:
+        k->cost->flops += 7 * (out + elements(k, w));
+        add_store(k, w, input(k, n, 2), input(k, n, 3));
+        return;
+    case D0_OP_KV_STORE:
+        add_store(k, x, w, input(k, n, 2));
+        return;
+    case D0_OP_ATTENTION:
+        add_attention(k, n);
+        return;
+    case D0_OP_MLA:
+        add_mla(k, n);
+        return;
+    case D0_OP_SEGMENT_ATTENTION:
+        add_segment_attention(k, n);
+        return;
+    case D0_OP_EXPERTS:
+        add_experts(k, n);
+        return;
+    case D0_OP_DELTA_RULE:
+        add_delta_rule(k, n);
+        return;
+    default:
+        k->cost->flops += flops_each((enum d0_op)n->op) * out;
+        return;
     }
 }
 
 void graph_cost(const struct graph *g, const int64_t dims[D0_N_DIMS], int64_t context, struct graph_cost *out)
 {
+    struct costing k = {.g = g, .dims = dims, .context = context, .cost = out};
     *out = (struct graph_cost){0};
     for (uint32_t i = 0; i < g->n_nodes; i++) {
         const struct d0_node *n = &g->nodes[i];
-        add_node(g, n, dims, context, out);
+        add_node(&k, n);
         for (uint32_t j = 0; j < n->n_inputs; j++) {
             if (n->inputs[j] == D0_NO_VALUE)
                 continue;
-            const struct d0_value *v = &g->values[n->inputs[j]];
+            const struct d0_value *v = input(&k, n, j);
             if (v->kind == D0_VALUE_WEIGHT && n->op != D0_OP_EMBED && n->op != D0_OP_EXPERTS)
-                out->weight_bytes += bytes_of(v, dims);
+                out->weight_bytes += bytes_of(&k, v);
             else if (v->kind == D0_VALUE_ACTIVATION || v->kind == D0_VALUE_OUTPUT)
-                out->activation_bytes += bytes_of(v, dims);
+                out->activation_bytes += bytes_of(&k, v);
         }
         for (uint32_t j = 0; j < n->n_outputs; j++)
-            out->activation_bytes += bytes_of(&g->values[n->outputs[j]], dims);
+            out->activation_bytes += bytes_of(&k, &g->values[n->outputs[j]]);
     }
 }
