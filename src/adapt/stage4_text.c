@@ -154,21 +154,12 @@ static int make_ids(struct channels *c, struct text_case *t, struct err *e)
     int rc;
     if (t->chat) {
         struct arena arena;
-        struct strbuf text = STRBUF_INIT, rendered = STRBUF_INIT;
-        struct json_writer w;
-        const struct json *messages = NULL;
+        struct strbuf rendered = STRBUF_INIT;
+        struct conversation asked;
         arena_init(&arena, NULL, MEM_REQUEST);
-        json_writer_init(&w, &text, false);
-        json_begin_array(&w);
-        json_begin_object(&w);
-        json_put_string(&w, "role", "user");
-        json_put_string(&w, "content", t->text);
-        json_end_object(&w);
-        json_end_array(&w);
-        rc = json_parse(strbuf_cstr(&text), text.len, NULL, &arena, &messages, e);
+        rc = conversation_make(&asked, NULL, (const char *const[]){t->text, NULL}, &arena, e);
         if (!rc)
-            rc = prompt_messages(c->j->front, messages, &rendered, &t->ids, e);
-        strbuf_release(&text);
+            rc = prompt_messages(c->j->front, asked.messages, &rendered, &t->ids, e);
         strbuf_release(&rendered);
         arena_release(&arena);
     } else {
