@@ -81,6 +81,37 @@ static const struct argp_option options[] = {
     {0},
 };
 
+static error_t parse_pictures(int key, char *arg, struct argp_state *state)
+{
+    struct serve_arguments *a = state->input;
+    switch (key) {
+    case KEY_NO_IMAGES:
+        a->session.images = SESSION_IMAGES_OFF;
+        break;
+    case KEY_IMAGES:
+        a->serve.max_pictures = (uint32_t)cli_int(state, "--max-images", arg, 1, PROMPT_MAX_PICTURES);
+        break;
+    case KEY_PATCHES:
+        a->session.max_patches = (uint32_t)cli_int(state, "--max-patches", arg, 1, 1 << 22);
+        break;
+    case KEY_ROWS:
+        a->session.n_feature_rows = (uint32_t)cli_int(state, "--image-tokens", arg, 1, 1 << 24);
+        break;
+    case KEY_PIXELS:
+        a->serve.max_pixels = (uint64_t)cli_int(state, "--max-pixels", arg, 1, (int64_t)IMAGE_MAX_PIXELS);
+        break;
+    case KEY_IMAGE_MEMORY:
+        a->session.picture_bytes = cli_bytes(state, "--image-memory", arg);
+        break;
+    case KEY_IMAGE_THREADS:
+        a->serve.picture_threads = (unsigned)cli_int(state, "--image-threads", arg, 1, 64);
+        break;
+    default:
+        return ARGP_ERR_UNKNOWN;
+    }
+    return 0;
+}
+
 static error_t parse(int key, char *arg, struct argp_state *state)
 {
     struct serve_arguments *a = state->input;
@@ -130,32 +161,11 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     case KEY_NO_PREFIX:
         a->serve.prefix_cache = false;
         break;
-    case KEY_NO_IMAGES:
-        a->session.images = SESSION_IMAGES_OFF;
-        break;
-    case KEY_IMAGES:
-        a->serve.max_pictures = (uint32_t)cli_int(state, "--max-images", arg, 1, PROMPT_MAX_PICTURES);
-        break;
-    case KEY_PATCHES:
-        a->session.max_patches = (uint32_t)cli_int(state, "--max-patches", arg, 1, 1 << 22);
-        break;
-    case KEY_ROWS:
-        a->session.n_feature_rows = (uint32_t)cli_int(state, "--image-tokens", arg, 1, 1 << 24);
-        break;
-    case KEY_PIXELS:
-        a->serve.max_pixels = (uint64_t)cli_int(state, "--max-pixels", arg, 1, (int64_t)IMAGE_MAX_PIXELS);
-        break;
-    case KEY_IMAGE_MEMORY:
-        a->session.picture_bytes = cli_bytes(state, "--image-memory", arg);
-        break;
-    case KEY_IMAGE_THREADS:
-        a->serve.picture_threads = (unsigned)cli_int(state, "--image-threads", arg, 1, 64);
-        break;
     case KEY_FUSE:
         a->session.fuse = cli_fusions(state, arg);
         break;
     default:
-        return ARGP_ERR_UNKNOWN;
+        return parse_pictures(key, arg, state);
     }
     return 0;
 }
