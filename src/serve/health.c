@@ -189,35 +189,34 @@ static void write_picture_metrics(struct strbuf *out, struct serve *s, const str
                      &s->metrics.vision);
 }
 
-void write_metrics(struct strbuf *out, struct serve *s)
+/* Requests now and until now, and what is left of what they need. */
+static void write_request_metrics(struct strbuf *out, const struct serve *s, const struct engine_snapshot *e)
 {
-    struct engine_snapshot e;
     const struct service_metrics *m = &s->metrics;
-    char reason[320];
-    uint64_t rss, peak, now = clock_ns();
-    engine_thread_snapshot(s->thread, &e);
-    process_memory(0, &rss, &peak);
-    const char *state = state_of(s, &e, reason, sizeof reason);
-    metric_value(out, "day0_ready", "gauge", "1 if requests are taken", strcmp(state, "ready") == 0);
     strbuf_puts(
         out, "# HELP day0_requests_total Requests by how they ended\n# TYPE day0_requests_total counter\n");
     for (int i = 0; i < OUTCOME_N; i++)
         strbuf_printf(out, "day0_requests_total{outcome=\"%s\"} %llu\n", outcome_name((enum outcome)i),
                       (unsigned long long)m->outcomes[i]);
     metric_value(out, "day0_requests_open", "gauge", "Requests not yet answered", s->n_live);
-    metric_value(out, "day0_requests_running", "gauge", "Requests in the batch", e.sched.n_running);
-    metric_value(out, "day0_requests_waiting", "gauge", "Requests in the queue", e.sched.n_waiting);
-    metric_value(out, "day0_kv_pages_total", "gauge", "KV pages", e.sched.pages_total);
+    metric_value(out, "day0_requests_running", "gauge", "Requests in the batch", e->sched.n_running);
+    metric_value(out, "day0_requests_waiting", "gauge", "Requests in the queue", e->sched.n_waiting);
+    metric_value(out, "day0_kv_pages_total", "gauge", "KV pages", e->sched.pages_total);
     metric_value(out, "day0_kv_pages_free", "gauge", "KV pages that a new request can have",
-                 e.sched.pages_free);
+                 e->sched.pages_free);
     metric_value(out, "day0_kv_pages_cached", "gauge", "Free KV pages that hold a known prefix",
-                 e.sched.pages_cached);
+                 e->sched.pages_cached);
     metric_value(out, "day0_state_snapshots_total", "gauge", "Recurrent states that can be kept",
-                 e.sched.snapshots_total);
+                 e->sched.snapshots_total);
     metric_value(out, "day0_state_snapshots_kept", "gauge", "Recurrent states kept behind a known prefix",
-                 e.sched.snapshots_kept);
+                 e->sched.snapshots_kept);
     metric_value(out, "day0_state_snapshot_hits_total", "counter", "Requests that began from a kept state",
-                 (double)e.sched.snapshot_hits);
+                 (double)e->sched.snapshot_hits);
+}
+
+static void write_token_metrics(struct strbuf *out, const struct service_metrics *m,
+                                const struct engine_snapshot *e)
+{
     metric_value(out, "day0_prompt_tokens_total", "counter", "Prompt tokens of accepted requests",
                  (double)m->prompt_tokens);
     metric_value(out, "day0_generated_tokens_total", "counter", "Tokens generated for clients",
@@ -229,16 +228,22 @@ void write_metrics(struct strbuf *out, struct serve *s)
     metric_value(out, "day0_unfinished_tool_calls_total", "counter",
                  "Tool calls that the end of the output cut: passed on as text", (double)m->unfinished_calls);
     metric_value(out, "day0_prefill_tokens_total", "counter", "Prompt tokens computed",
-                 (double)e.sched.tokens_prefilled);
+                 (double)e->sched.tokens_prefilled);
     metric_value(out, "day0_cached_tokens_total", "counter", "Prompt tokens found in the prefix cache",
-                 (double)e.sched.tokens_cached);
-    metric_value(out, "day0_steps_total", "counter", "Engine steps", (double)e.sched.steps);
+                 (double)e->sched.tokens_cached);
+    metric_value(out, "day0_steps_total", "counter", "Engine steps", (double)e->sched.steps);
     metric_value(out, "day0_failed_steps_total", "counter", "Engine steps that failed as a whole",
-                 (double)e.failed_steps);
-    metric_value(out, "day0_batch_sequences", "gauge", "Sequences in the last step", e.sched.last_batch_seqs);
-    metric_value(out, "day0_batch_tokens", "gauge", "Tokens in the last step", e.sched.last_batch_tokens);
+                 (double)e->failed_steps);
+    metric_value(out, "day0_batch_sequences", "gauge", "Sequences in the last step",
+                 e->sched.last_batch_seqs);
+    metric_value(out, "day0_batch_tokens", "gauge", "Tokens in the last step", e->sched.last_batch_tokens);
+}
+
+static void write_time_metrics(struct strbuf *out, const struct service_metrics *m,
+                               const struct engine_snapshot *e)
+{
     metric_value(out, "day0_heartbeat_age_seconds", "gauge", "Time since the engine thread showed life",
-                 seconds(age(e.beat_ns, now)));
+                 seconds(age(e->beat_ns, clock_ns())));
     metric_histogram(out, "day0_time_to_first_token_seconds", "From request to first token", &m->ttft);
     metric_histogram(out, "day0_inter_token_seconds", "Between tokens of one request", &m->itl);
     metric_histogram(out, "day0_request_seconds", "From request to end, of requests that completed", &m->e2e);
@@ -248,11 +253,30 @@ void write_metrics(struct strbuf *out, struct serve *s)
     metric_histogram(out, "day0_prefill_seconds", "From the first work to the first token, of those",
                      &m->prefill);
     metric_histogram(out, "day0_decode_seconds", "From the first token to the last, of those", &m->decode);
-    metric_histogram(out, "day0_step_seconds", "Duration of one engine step", &e.step_seconds);
+    metric_histogram(out, "day0_step_seconds", "Duration of one engine step", &e->step_seconds);
+}
+
+static void write_memory_metrics(struct strbuf *out, const struct serve *s)
+{
+    uint64_t rss, peak;
+    process_memory(0, &rss, &peak);
     metric_value(out, "process_resident_memory_bytes", "gauge", "Resident memory", (double)rss);
     metric_value(out, "day0_peak_resident_memory_bytes", "gauge", "Largest resident memory", (double)peak);
     metric_value(out, "day0_predicted_memory_bytes", "gauge", "Memory that the plan predicted",
                  (double)s->o.predicted_bytes);
+}
+
+void write_metrics(struct strbuf *out, struct serve *s)
+{
+    struct engine_snapshot e;
+    char reason[320];
+    engine_thread_snapshot(s->thread, &e);
+    const char *state = state_of(s, &e, reason, sizeof reason);
+    metric_value(out, "day0_ready", "gauge", "1 if requests are taken", strcmp(state, "ready") == 0);
+    write_request_metrics(out, s, &e);
+    write_token_metrics(out, &s->metrics, &e);
+    write_time_metrics(out, &s->metrics, &e);
+    write_memory_metrics(out, s);
     write_picture_metrics(out, s, &e);
     metric_value(out, "day0_connections", "gauge", "Open connections", http_server_connections(s->http));
 }
