@@ -347,29 +347,9 @@ static int run_steps(struct session *s, struct sched *sched, struct generation *
     return rc;
 }
 
-int session_generate(struct session *s, const int32_t *prompt, size_t n_prompt,
-                     const struct generate_options *o, generate_text_fn on_text, void *context,
-                     struct ids *out, struct generate_result *result, struct err *e)
+static struct sched_request request_of(const struct session *s, const int32_t *prompt, size_t n_prompt,
+                                       const struct generate_options *o)
 {
-    struct sched *sched = NULL;
-    struct sched_options so = {
-        .limits = *engine_limits(s->engine), .max_context = s->context, .max_waiting = 1};
-    int rc = sched_open(&sched, &so, e);
-    if (rc != ERR_OK)
-        return rc;
-    struct generation g = {.on_text = on_text,
-                           .context = context,
-                           .out = out,
-                           .finish = SCHED_RUNNING,
-                           .stop_ids = s->front->stop_ids,
-                           .n_stop = s->front->n_stop,
-                           .ignore_stop = o->ignore_stop};
-    detokenizer_init(&g.detokenizer, s->front->tokenizer, false);
-    int rc_skip = detokenizer_skip(&g.detokenizer, prompt, n_prompt, e); /* the answer continues the prompt */
-    if (rc_skip != ERR_OK) {
-        sched_close(sched);
-        return rc_skip;
-    }
     struct sched_request request = {.id = 1,
                                     .prompt = prompt,
                                     .n_prompt = (uint32_t)n_prompt,
@@ -388,6 +368,33 @@ int session_generate(struct session *s, const int32_t *prompt, size_t n_prompt,
     }
     if (!request.sampling.vocab_limit)
         request.sampling.vocab_limit = s->front->vocab_limit;
+    return request;
+}
+
+int session_generate(struct session *s, const int32_t *prompt, size_t n_prompt,
+                     const struct generate_options *o, generate_text_fn on_text, void *context,
+                     struct ids *out, struct generate_result *result, struct err *e)
+{
+    struct sched *sched = NULL;
+    struct sched_options so = {
+        .limits = *engine_limits(s->engine), .max_context = s->context, .max_waiting = 1};
+    int rc = sched_open(&sched, &so, e);
+    if (rc != ERR_OK)
+        return rc;
+    struct generation g = {.on_text = on_text,
+                           .context = context,
+                           .out = out,
+                           .finish = SCHED_RUNNING,
+                           .stop_ids = s->front->stop_ids,
+                           .n_stop = s->front->n_stop,
+                           .ignore_stop = o->ignore_stop};
+    detokenizer_init(&g.detokenizer, s->front->tokenizer, false);
+    rc = detokenizer_skip(&g.detokenizer, prompt, n_prompt, e); /* the answer continues the prompt */
+    if (rc != ERR_OK) {
+        sched_close(sched);
+        return rc;
+    }
+    const struct sched_request request = request_of(s, prompt, n_prompt, o);
     uint64_t begin = clock_ns();
     rc = sched_submit(sched, &request, e);
     if (rc == ERR_OK)
