@@ -14,7 +14,6 @@ what float32 gave: of each recorded probe and of the logits the worst and the me
 and transformers
 (`make references`). Families whose tiny/*.json names another "recorder" are left to that one.
 """
-import argparse
 import hashlib
 import json
 import os
@@ -434,20 +433,22 @@ def record(a, family):
         sys.exit("%s: %d bytes are more than %d" % (family, size, common.MOST_BYTES))
 
 
-def main():
-    ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    ap.add_argument("families", nargs="*")
-    ap.add_argument("--build", default=os.path.join(common.ROOT, "build"))
-    ap.add_argument("--out", default=os.path.join(common.TREE, "golden"))
-    ap.add_argument("--show", action="store_true", help="list everything that could be a probe")
-    ap.add_argument("--halves", action="store_true", help="record errors of bfloat16 instead, against what is recorded")
-    a = ap.parse_args()
+def settle():
+    """One thread, the same kernels each time, no gradients, and no chatter."""
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
     torch.set_grad_enabled(False)
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     warnings.simplefilter("ignore")
+
+
+def main():
+    ap = common.arguments(__doc__)
+    ap.add_argument("--show", action="store_true", help="list everything that could be a probe")
+    ap.add_argument("--halves", action="store_true", help="record errors of bfloat16 instead, against what is recorded")
+    a = ap.parse_args()
+    settle()
     os.makedirs(a.out, exist_ok=True)
     for family in a.families or common.families("reference.py"):
         if not a.halves:

@@ -16,7 +16,6 @@ of the largest magnitude of its run (of the scale itself), the tool stops and an
 first). E4M3 has tiny numbers whose steps are below SMALL of the largest magnitude: those may turn, nobody would see it. With that, codes
 are determined, and limits are those of float32.
 """
-import argparse
 import hashlib
 import json
 import os
@@ -259,10 +258,7 @@ def record(a, family):
 
 
 def main():
-    ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    ap.add_argument("families", nargs="*")
-    ap.add_argument("--build", default=os.path.join(common.ROOT, "build"))
-    ap.add_argument("--out", default=os.path.join(common.TREE, "golden"))
+    ap = common.arguments(__doc__)
     ap.add_argument("--search", type=int, default=0)
     a = ap.parse_args()
     for family in a.families or sorted(f[:-5] for f in os.listdir(os.path.join(TREE, "tiny"))):

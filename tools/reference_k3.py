@@ -7,7 +7,6 @@ transformers has no Kimi-K3. This is a second reading of what is public about it
 not from day0's kernels: every step is the plain formula, one token and one head at a time where that is clearer. Weights and names
 are those of the checkpoint that BUILD/tests/parity/parity writes; every tensor of the text must be read, and none may be left over.
 """
-import argparse
 import hashlib
 import json
 import os
@@ -300,10 +299,7 @@ def record(a, family):
 
 
 def main():
-    ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    ap.add_argument("families", nargs="*")
-    ap.add_argument("--build", default=os.path.join(common.ROOT, "build"))
-    ap.add_argument("--out", default=os.path.join(common.TREE, "golden"))
+    ap = common.arguments(__doc__)
     ap.add_argument("--show", action="store_true", help="list everything that could be a probe")
     a = ap.parse_args()
     os.makedirs(a.out, exist_ok=True)

@@ -8,7 +8,6 @@ is stretched between the centres of its cells, blocks with RMS norms whose queri
 across, ..., attention within a picture, and a projector that joins squares of patches and norms what it gives. Before anything is written,
 other pixels must move the logits.
 """
-import argparse
 import math
 import os
 import sys
@@ -139,11 +138,7 @@ def record(a, family):
 
 
 def main():
-    ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    ap.add_argument("families", nargs="*")
-    ap.add_argument("--build", default=os.path.join(common.ROOT, "build"))
-    ap.add_argument("--out", default=os.path.join(common.TREE, "golden"))
-    a = ap.parse_args()
+    a = common.arguments(__doc__).parse_args()
     for family in a.families or [f for f in common.families("reference_k3.py") if common.read(f).get("pictures")]:
         record(a, family)
 

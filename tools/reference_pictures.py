@@ -9,11 +9,9 @@ positions, the places of all tokens (get_rope_index, where the family has it), a
 for it (features.0), with what is added to layers besides (features.1, ...). Before anything is written, other pixels must move the
 logits. Needs torch and transformers.
 """
-import argparse
 import os
 import sys
 import tempfile
-import warnings
 
 import torch
 import transformers
@@ -184,17 +182,8 @@ def record(a, family):
 
 
 def main():
-    ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    ap.add_argument("families", nargs="*")
-    ap.add_argument("--build", default=os.path.join(common.ROOT, "build"))
-    ap.add_argument("--out", default=os.path.join(common.TREE, "golden"))
-    a = ap.parse_args()
-    torch.set_num_threads(1)
-    torch.use_deterministic_algorithms(True)
-    torch.set_grad_enabled(False)
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
-    warnings.simplefilter("ignore")
+    a = common.arguments(__doc__).parse_args()
+    reference.settle()
     for family in a.families or [f for f in common.families("reference.py") if common.read(f).get("pictures")]:
         record(a, family)
 

@@ -2,6 +2,7 @@
 """What the recorders of tests/parity share: where things are, the prompts, which probes are kept. Imports nothing that is not in
 Python itself, so that a recorder without torch can use it.
 """
+import argparse
 import json
 import os
 import re
@@ -16,6 +17,15 @@ DECODE = 6  # tokens fed one by one through the cache
 MOVES = 1e-2
 MARGIN = 3e-5  # between what is chosen and what is not, of the largest value
 MOST_BYTES = 300 * 1000
+
+
+def arguments(doc):
+    """A parser of what every recorder takes: the families (none: all of its own), where the tools are built, where files go."""
+    ap = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    ap.add_argument("families", nargs="*")
+    ap.add_argument("--build", default=os.path.join(ROOT, "build"))
+    ap.add_argument("--out", default=os.path.join(TREE, "golden"))
+    return ap
 
 
 def read(family):

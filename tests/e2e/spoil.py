@@ -30,22 +30,12 @@ def a_matrix(path, which):
     return table[name]["dtype"], base + table[name]["data_offsets"][0]
 
 
-def tokenizer(directory, change):
-    path = directory + "/tokenizer.json"
+def edit(path, change):
     with open(path, encoding="utf-8") as f:
-        t = json.load(f)
-    change(t)
+        value = json.load(f)
+    change(value)
     with open(path, "w", encoding="utf-8") as f:
-        json.dump(t, f, ensure_ascii=False)
-
-
-def config(directory, change):
-    path = directory + "/config.json"
-    with open(path, encoding="utf-8") as f:
-        c = json.load(f)
-    change(c)
-    with open(path, "w", encoding="utf-8") as f:
-        json.dump(c, f)
+        json.dump(value, f, ensure_ascii=False)
 
 
 def added(directory):
@@ -88,10 +78,10 @@ def main(argv):
         dtype, at = a_matrix(weights, 0)
         patch(weights, at, struct.pack("<f", 9.0) if dtype == "F32" else b"\x10\x41")
     elif what == "shuffle":
-        tokenizer(path, shuffle)
+        edit(path + "/tokenizer.json", shuffle)
     elif what == "bos":
-        tokenizer(path, double_bos)
-        config(path, lambda c: c.setdefault("bos_token_id", min(x["id"] for x in added(path))))
+        edit(path + "/tokenizer.json", double_bos)
+        edit(path + "/config.json", lambda c: c.setdefault("bos_token_id", min(x["id"] for x in added(path))))
     elif what == "reference":
         table, base = tensors(path)
         with open(path, "rb") as f:

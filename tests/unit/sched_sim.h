@@ -109,31 +109,37 @@ static inline struct live *find_live(struct sim *m, uint64_t id)
     return NULL;
 }
 
-static inline void sim_open(struct sim *m, struct sched_options o)
+static const struct engine_limits usual_limits = {.max_tokens = 16,
+                                                  .max_seqs = 4,
+                                                  .max_rows = 4,
+                                                  .max_pages_per_seq = 16,
+                                                  .n_pages = 32,
+                                                  .page_tokens = PT,
+                                                  .vocab = VOCAB};
+
+static inline struct sim *sim_open(struct sched_options o)
 {
-    memset(m, 0, sizeof *m);
+    struct sim *m = calloc(1, sizeof *m);
+    assert_non_null(m);
     if (!o.limits.page_tokens)
-        o.limits = (struct engine_limits){.max_tokens = 16,
-                                          .max_seqs = 4,
-                                          .max_rows = 4,
-                                          .max_pages_per_seq = 16,
-                                          .n_pages = 32,
-                                          .page_tokens = PT,
-                                          .vocab = VOCAB};
+        o.limits = usual_limits;
     if (!o.max_context)
         o.max_context = 64;
     if (!o.max_waiting)
         o.max_waiting = 32;
     m->o = o;
     m->kv = malloc(o.limits.n_pages * PT * sizeof *m->kv);
+    assert_non_null(m->kv);
     memset(m->kv, 0xff, o.limits.n_pages * PT * sizeof *m->kv);
     assert_int_equal(sched_open(&m->s, &o, NULL), ERR_OK);
+    return m;
 }
 
 static inline void sim_close(struct sim *m)
 {
     sched_close(m->s);
     free(m->kv);
+    free(m);
 }
 
 static inline void check(struct sim *m)
@@ -182,6 +188,17 @@ static inline void add_generated(struct live *l, int32_t token)
     l->values[l->n_tokens++] = value_at(&token, &k, &none, 0, (uint32_t)at);
 }
 
+/* The message of a picture: four patches make a row. */
+static inline void put_message(struct sched_image *image, struct picture_plan *message)
+{
+    *message = (struct picture_plan){.magic = PICTURE_PLAN_MAGIC,
+                                     .bytes = sizeof *message,
+                                     .n_patches = 4 * image->n_rows,
+                                     .n_rows = image->n_rows};
+    image->message = message;
+    image->bytes = sizeof *message;
+}
+
 static inline uint64_t submit_seen(struct sim *m, const int32_t *prompt, uint32_t n, uint32_t max_new,
                                    const struct seen_prompt *seen)
 {
@@ -200,14 +217,8 @@ static inline uint64_t submit_seen(struct sim *m, const int32_t *prompt, uint32_
     struct seen_prompt mine = {0};
     if (seen) {
         mine = *seen;
-        for (uint32_t i = 0; i < mine.n_images; i++) {
-            l->messages[i] = (struct picture_plan){.magic = PICTURE_PLAN_MAGIC,
-                                                   .bytes = sizeof(struct picture_plan),
-                                                   .n_patches = 4 * mine.images[i].n_rows,
-                                                   .n_rows = mine.images[i].n_rows};
-            mine.images[i].message = &l->messages[i];
-            mine.images[i].bytes = sizeof(struct picture_plan);
-        }
+        for (uint32_t i = 0; i < mine.n_images; i++)
+            put_message(&mine.images[i], &l->messages[i]);
         seen = &mine;
         r.images = seen->images;
         r.n_images = seen->n_images;
@@ -411,23 +422,36 @@ static inline void fill_store(struct sim *m, const struct sched_job *job)
     m->n_pictures++;
 }
 
-static inline void encode_all(struct sim *m)
+/* One picture through the tower; false: none is asked for. */
+static inline bool encode(struct sim *m)
 {
     struct sched_job job, again;
     struct step_plan *p;
-    while (sched_picture(m->s, &job)) {
-        assert_int_equal(sched_plan(m->s, m->plan, sizeof m->plan, &p, NULL), ERR_BUSY);
-        assert_false(sched_picture(m->s, &again));
-        fill_store(m, &job);
-        sched_picture_done(m->s, ERR_OK, NULL, on_event, m);
-        check(m);
-    }
+    if (!sched_picture(m->s, &job))
+        return false;
+    assert_int_equal(sched_plan(m->s, m->plan, sizeof m->plan, &p, NULL), ERR_BUSY);
+    assert_false(sched_picture(m->s, &again));
+    fill_store(m, &job);
+    sched_picture_done(m->s, ERR_OK, NULL, on_event, m);
+    check(m);
+    return true;
+}
+
+/* All that the engine held is gone. */
+static inline void lose(struct sim *m)
+{
+    sched_engine_lost(m->s);
+    memset(m->kv, 0xff, m->o.limits.n_pages * PT * sizeof *m->kv);
+    memset(m->slots, 0xff, sizeof m->slots);
+    memset(m->kept, 0xff, sizeof m->kept);
+    memset(m->store, 0, sizeof m->store);
 }
 
 static inline bool step(struct sim *m)
 {
     struct step_plan *p;
-    encode_all(m);
+    while (encode(m))
+        ;
     if (!plan(m, &p))
         return false;
     apply(m, p);

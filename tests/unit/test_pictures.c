@@ -8,6 +8,7 @@
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include <cmocka.h>
@@ -15,18 +16,50 @@
 #include "image/image.h"
 #include "prompt/prompt.h"
 
+/* Each test has an arena, which holds what it lays out. */
+static int open_arena(void **state)
+{
+    struct arena *a = malloc(sizeof *a);
+    if (a)
+        arena_init(a, NULL, MEM_MISC);
+    *state = a;
+    return a ? 0 : -1;
+}
+
+static int close_arena(void **state)
+{
+    arena_release(*state);
+    free(*state);
+    return 0;
+}
+
+static struct image_rows laid(void **state, const struct image_tower *tower, const struct image_grid *grids,
+                              size_t n)
+{
+    struct image_rows r = {0};
+    struct err e = {0};
+    if (image_tower_rows(tower, grids, n, *state, &r, &e))
+        fail_msg("%s", e.message);
+    return r;
+}
+
+/* The error that these give, which says something. */
+static int refused(void **state, const struct image_tower *tower, const struct image_grid *grids, size_t n)
+{
+    struct image_rows r;
+    struct err e = {0};
+    int rc = image_tower_rows(tower, grids, n, *state, &r, &e);
+    assert_true(e.message[0] != 0);
+    return rc;
+}
+
 static void test_windows(void **state)
 {
-    (void)state;
     /* 3 x 3 merged rows of 2 x 2 patches, windows of 2 x 2 merged rows: 4, 2, 2 and 1 of them */
     static const int32_t numbers[] = {0, 1, 3, 4, 2, 5, 6, 7, 8}, sizes[] = {4, 4, 4, 4, 2, 2, 2, 2, 1};
     const struct image_tower tower = {.merge = 2, .window = 2};
     const struct image_grid grid = {1, 6, 6};
-    struct image_rows r;
-    struct arena arena;
-    struct err e = {0};
-    arena_init(&arena, NULL, MEM_MISC);
-    assert_int_equal(image_tower_rows(&tower, &grid, 1, &arena, &r, &e), 0);
+    struct image_rows r = laid(state, &tower, &grid, 1);
     assert_int_equal(r.n_rows, 36);
     assert_int_equal(r.n_merged, 9);
     for (int32_t row = 0; row < 36; row++) {
@@ -38,41 +71,29 @@ static void test_windows(void **state)
         assert_int_equal(r.spans[2 * row + 1], 36);
         assert_int_equal(r.merge[numbers[row / 4] * 4 + row % 4], row);
     }
-    arena_release(&arena);
 }
 
 /* The same rows, whether the processor leaves blocks of 2 x 2 patches or rows of them. */
 static void test_raster(void **state)
 {
-    (void)state;
     static const int32_t order[] = {0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 10, 11}; /* 2 x 4 patches, then 2 x 2 */
     const struct image_tower blocks = {.merge = 2}, lines = {.merge = 2, .raster = true};
     const struct image_grid grids[] = {{1, 2, 4}, {1, 2, 2}};
-    struct image_rows a, b;
-    struct arena arena;
-    struct err e = {0};
-    arena_init(&arena, NULL, MEM_MISC);
-    assert_int_equal(image_tower_rows(&blocks, grids, 2, &arena, &a, &e), 0);
-    assert_int_equal(image_tower_rows(&lines, grids, 2, &arena, &b, &e), 0);
+    struct image_rows a = laid(state, &blocks, grids, 2);
+    struct image_rows b = laid(state, &lines, grids, 2);
     assert_int_equal(b.n_rows, 12);
     assert_memory_equal(b.patch, order, sizeof order);
     assert_memory_equal(b.places, a.places, 12 * 3 * sizeof(int32_t));
     assert_memory_equal(b.merge, a.merge, 12 * sizeof(int32_t));
-    arena_release(&arena);
 }
 
 static void test_table(void **state)
 {
-    (void)state;
     const struct image_grid grids[] = {{2, 2, 4}, {1, 1, 1}};
     const enum image_taps kinds[] = {IMAGE_TAPS_BILINEAR, IMAGE_TAPS_BICUBIC, IMAGE_TAPS_CENTRES};
     for (size_t k = 0; k < 3; k++) {
         const struct image_tower tower = {.merge = 1, .table_side = 4, .taps = kinds[k]};
-        struct image_rows r;
-        struct arena arena;
-        struct err e = {0};
-        arena_init(&arena, NULL, MEM_MISC);
-        assert_int_equal(image_tower_rows(&tower, grids, 2, &arena, &r, &e), 0);
+        struct image_rows r = laid(state, &tower, grids, 2);
         assert_int_equal(r.n_rows, 17);
         assert_int_equal(r.n_taps, k == 1 ? 16 : 4);
         for (size_t t = 0; t < r.n_rows; t++) {
@@ -94,34 +115,26 @@ static void test_table(void **state)
             assert_int_equal(r.table_rows[2], 4);
             assert_memory_equal(r.table_weights, shares, sizeof shares);
         }
-        arena_release(&arena);
     }
 }
 
 /* A table of 4 x 4 places that is not stretched. */
 static void test_exact(void **state)
 {
-    (void)state;
     const struct image_tower tower = {.merge = 2, .table_side = 4, .taps = IMAGE_TAPS_EXACT};
     const struct image_grid grid = {1, 4, 4}, smaller = {1, 4, 2};
     static const int32_t want[] = {0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15};
-    struct image_rows r;
-    struct arena arena;
-    struct err e = {0};
-    arena_init(&arena, NULL, MEM_MISC);
-    assert_int_equal(image_tower_rows(&tower, &grid, 1, &arena, &r, &e), 0);
+    struct image_rows r = laid(state, &tower, &grid, 1);
     assert_int_equal(r.n_taps, 1);
     assert_memory_equal(r.table_rows, want, sizeof want);
     assert_float_equal(r.table_weights[7], 1, 0);
-    assert_int_equal(image_tower_rows(&tower, &smaller, 1, &arena, &r, &e), ERR_INVALID);
-    arena_release(&arena);
+    assert_int_equal(refused(state, &tower, &smaller, 1), ERR_INVALID);
 }
 
 /* Idefics3's embeddings, by torch: torch.bucketize(arange(n) * (1 / n), arange(1 / side, 1, 1 / side),
  * right=True) in float32. 25 reaches some places twice. */
 static void test_buckets(void **state)
 {
-    (void)state;
     static const struct {
         uint32_t side, n;
         int32_t want[32];
@@ -140,35 +153,25 @@ static void test_buckets(void **state)
         const struct image_tower tower = {
             .merge = 1, .table_side = cases[i].side, .taps = IMAGE_TAPS_BUCKETS, .raster = true};
         const struct image_grid grid = {1, cases[i].n, cases[i].n};
-        struct image_rows r;
-        struct arena arena;
-        struct err e = {0};
-        arena_init(&arena, NULL, MEM_MISC);
-        assert_int_equal(image_tower_rows(&tower, &grid, 1, &arena, &r, &e), 0);
+        struct image_rows r = laid(state, &tower, &grid, 1);
         assert_int_equal(r.n_taps, 1);
         for (uint32_t y = 0; y < cases[i].n; y++)
             for (uint32_t x = 0; x < cases[i].n; x++)
                 assert_int_equal(r.table_rows[y * cases[i].n + x],
                                  cases[i].want[y] * (int32_t)cases[i].side + cases[i].want[x]);
-        arena_release(&arena);
     }
 }
 
 /* A class row before each tile: kept as a feature, or dropped, and with it merged rows. */
 static void test_class(void **state)
 {
-    (void)state;
     const struct image_grid grids[] = {{1, 2, 2}, {1, 2, 2}};
     static const int32_t patch[] = {-1, 0, 1, 2, 3, -1, 4, 5, 6, 7}, table[] = {0, 1, 2, 3, 4, 0, 1, 2, 3, 4},
                          kept[] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9}, left[] = {1, 2, 3, 4, 6, 7, 8, 9},
                          firsts[] = {1, 2, 3, 5, 6, 7};
     struct image_tower tower = {
         .merge = 1, .table_side = 2, .taps = IMAGE_TAPS_EXACT, .raster = true, .class_row = true};
-    struct image_rows r;
-    struct arena arena;
-    struct err e = {0};
-    arena_init(&arena, NULL, MEM_MISC);
-    assert_int_equal(image_tower_rows(&tower, grids, 2, &arena, &r, &e), 0);
+    struct image_rows r = laid(state, &tower, grids, 2);
     assert_int_equal(r.n_rows, 10);
     assert_int_equal(image_tower_patches(&tower, grids, 2), 10);
     assert_int_equal(r.n_patches, 8);
@@ -183,12 +186,12 @@ static void test_class(void **state)
         assert_int_equal(r.spans[2 * t + 1], t / 5 * 5 + 5);
     }
     tower.drop_first = true;
-    assert_int_equal(image_tower_rows(&tower, grids, 2, &arena, &r, &e), 0);
+    r = laid(state, &tower, grids, 2);
     assert_int_equal(r.n_merged, 8);
     assert_memory_equal(r.merge, left, sizeof left);
     tower.merge = 2; /* InternVL: one merged row a tile */
     tower.taps = IMAGE_TAPS_BICUBIC;
-    assert_int_equal(image_tower_rows(&tower, grids, 2, &arena, &r, &e), 0);
+    r = laid(state, &tower, grids, 2);
     assert_int_equal(r.n_merged, 2);
     assert_memory_equal(r.merge, left, sizeof left);
     for (size_t i = 0; i < 16;
@@ -197,51 +200,43 @@ static void test_class(void **state)
         assert_in_range(r.table_rows[6 * 16 + i], 1, 4);
     }
     tower = (struct image_tower){.merge = 1, .drop_first = true}; /* a first patch is dropped as well */
-    assert_int_equal(image_tower_rows(&tower, grids, 2, &arena, &r, &e), 0);
+    r = laid(state, &tower, grids, 2);
     assert_int_equal(r.n_merged, 6);
     assert_memory_equal(r.merge, firsts, sizeof firsts);
-    arena_release(&arena);
 }
 
 /* The whole, then 1 x 2 tiles of 2 x 2 patches of which the upper and lower line are padding; tile rows
  * cross. */
 static void test_canvas(void **state)
 {
-    (void)state;
     struct image_grid grids[] = {{1, 2, 2}, {1, 2, 2, .rows = 1, .columns = 2}, {1, 2, 2}};
     static const int32_t all[] = {1, 2, 3, 4, 6, 7, 11, 12, 12, 8, 9, 13, 14, 14},
                          middle[] = {1, 2, 3, 4, 7, 11, 11, 9, 13, 13},
                          ends[] = {-1, -1, -1, -1, -1, -1, 0, -1, -1, 0};
     const struct image_tower tower = {
         .merge = 1, .raster = true, .class_row = true, .drop_first = true, .lines = true};
-    struct image_rows r;
-    struct arena arena;
-    struct err e = {0};
-    arena_init(&arena, NULL, MEM_MISC);
-    assert_int_equal(image_tower_rows(&tower, grids, 3, &arena, &r, &e), 0);
+    struct image_rows r = laid(state, &tower, grids, 3);
     assert_int_equal(r.n_rows, 15);
     assert_int_equal(r.n_merged, 14);
     assert_memory_equal(r.merge, all, sizeof all);
     grids[1].skip_w = 1;
-    assert_int_equal(image_tower_rows(&tower, grids, 3, &arena, &r, &e), 0);
+    r = laid(state, &tower, grids, 3);
     assert_int_equal(r.n_merged, 10);
     assert_memory_equal(r.merge, middle, sizeof middle);
     assert_memory_equal(r.line_rows, ends, sizeof ends);
-    assert_int_equal(image_tower_rows(&tower, grids, 2, &arena, &r, &e), ERR_INVALID); /* a tile is missing */
+    assert_int_equal(refused(state, &tower, grids, 2), ERR_INVALID); /* a tile is missing */
     grids[2].w = 4;
-    assert_int_equal(image_tower_rows(&tower, grids, 3, &arena, &r, &e), ERR_INVALID); /* and now unlike */
+    assert_int_equal(refused(state, &tower, grids, 3), ERR_INVALID); /* and now unlike */
     grids[2].w = 2;
     grids[1].skip_w = 2; /* nothing is left */
-    assert_int_equal(image_tower_rows(&tower, grids, 3, &arena, &r, &e), ERR_INVALID);
+    assert_int_equal(refused(state, &tower, grids, 3), ERR_INVALID);
     grids[1] = (struct image_grid){1, 2, 2, .rows = UINT32_MAX, .columns = UINT32_MAX, .skip_h = UINT32_MAX};
-    assert_int_equal(image_tower_rows(&tower, grids, 3, &arena, &r, &e), ERR_INVALID);
-    arena_release(&arena);
+    assert_int_equal(refused(state, &tower, grids, 3), ERR_INVALID);
 }
 
 /* What a plan counts is what the rows of its grids are, padding or not. */
 static void test_plans(void **state)
 {
-    (void)state;
     struct image_processor p = {.rule = IMAGE_ANYRES, .tower_patch = 14, .do_crop = true};
     static const uint32_t canvases[][2] = {{336, 672}, {672, 336}, {672, 672}, {1008, 336}, {336, 1008}};
     const struct image_tower tower = {
@@ -254,17 +249,14 @@ static void test_plans(void **state)
         for (uint32_t h = 40; h < 1500; h += 101) {
             struct image_plan plan;
             struct image_grid grids[8];
-            struct image_rows r;
-            struct arena arena;
             struct err e = {0};
-            arena_init(&arena, NULL, MEM_MISC);
             assert_int_equal(image_plan(&p, w, h, NULL, &plan, &e), 0);
             assert_in_range(plan.n_tiles, 2, ARRAY_LEN(grids));
             assert_int_equal(image_plan_grids(&plan, 14, true, grids, &e), 0);
-            assert_int_equal(image_tower_rows(&tower, grids, plan.n_tiles, &arena, &r, &e), 0);
+            struct image_rows r = laid(state, &tower, grids, plan.n_tiles);
             assert_int_equal(r.n_merged, plan.placeholders);
             padded += grids[1].skip_h || grids[1].skip_w;
-            arena_release(&arena);
+            arena_reset(*state);
         }
     assert_in_range(padded, 50, 600);
     struct image_grid one;
@@ -280,16 +272,13 @@ static void test_plans(void **state)
  * patches of 2. */
 static void test_patches(void **state)
 {
-    (void)state;
     enum { N = 2, C = 3, H = 7, W = 5, P = 2 };
     static float tiles[N][C][H][W];
     float *rows;
-    struct arena arena;
     struct err e = {0};
-    arena_init(&arena, NULL, MEM_MISC);
     for (size_t i = 0; i < sizeof tiles / sizeof(float); i++)
         (&tiles[0][0][0][0])[i] = (float)i;
-    assert_int_equal(image_patches(&tiles[0][0][0][0], N, C, H, W, P, &arena, &rows, &e), 0);
+    assert_int_equal(image_patches(&tiles[0][0][0][0], N, C, H, W, P, *state, &rows, &e), 0);
     for (size_t n = 0; n < N; n++)
         for (size_t y = 0; y < 6; y++)
             for (size_t x = 0; x < 4; x++)
@@ -297,15 +286,13 @@ static void test_patches(void **state)
                     const size_t patch = n * 6 + y / P * 2 + x / P, at = (c * P + y % P) * P + x % P;
                     assert_float_equal(rows[patch * C * P * P + at], tiles[n][c][y][x], 0);
                 }
-    assert_int_equal(image_patches(&tiles[0][0][0][0], N, C, H, W, 6, &arena, &rows, &e), ERR_INVALID);
-    assert_int_equal(image_patches(&tiles[0][0][0][0], N, C, H, W, 0, &arena, &rows, &e), ERR_INVALID);
-    assert_int_equal(image_patches(&tiles[0][0][0][0], SIZE_MAX, C, H, W, P, &arena, &rows, &e), ERR_LIMIT);
-    arena_release(&arena);
+    assert_int_equal(image_patches(&tiles[0][0][0][0], N, C, H, W, 6, *state, &rows, &e), ERR_INVALID);
+    assert_int_equal(image_patches(&tiles[0][0][0][0], N, C, H, W, 0, *state, &rows, &e), ERR_INVALID);
+    assert_int_equal(image_patches(&tiles[0][0][0][0], SIZE_MAX, C, H, W, P, *state, &rows, &e), ERR_LIMIT);
 }
 
 static void test_refused(void **state)
 {
-    (void)state;
     static const struct {
         struct image_tower tower;
         struct image_grid grid;
@@ -326,15 +313,8 @@ static void test_refused(void **state)
         {{.merge = 1, .class_row = true, .window = 2}, {1, 4, 4}, ERR_INVALID},
         {{.merge = 2, .lines = true}, {1, 4, 4, .rows = 1, .columns = 1}, ERR_INVALID},
     };
-    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
-        struct image_rows r;
-        struct arena arena;
-        struct err e = {0};
-        arena_init(&arena, NULL, MEM_MISC);
-        assert_int_equal(image_tower_rows(&bad[i].tower, &bad[i].grid, 1, &arena, &r, &e), bad[i].rc);
-        assert_true(e.message[0] != 0);
-        arena_release(&arena);
-    }
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++)
+        assert_int_equal(refused(state, &bad[i].tower, &bad[i].grid, 1), bad[i].rc);
 }
 
 static void test_prompt(void **state)
@@ -361,12 +341,13 @@ static void test_prompt(void **state)
     assert_int_equal(prompt_places(&unknown, ids, 10, grids, 2, places, feature_of, &e), ERR_UNSUPPORTED);
 }
 
+#define TEST(name) cmocka_unit_test_setup_teardown(name, open_arena, close_arena)
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_windows), cmocka_unit_test(test_raster),  cmocka_unit_test(test_table),
-        cmocka_unit_test(test_exact),   cmocka_unit_test(test_buckets), cmocka_unit_test(test_class),
-        cmocka_unit_test(test_canvas),  cmocka_unit_test(test_plans),   cmocka_unit_test(test_patches),
-        cmocka_unit_test(test_refused), cmocka_unit_test(test_prompt)};
+    const struct CMUnitTest tests[] = {TEST(test_windows), TEST(test_raster),  TEST(test_table),
+                                       TEST(test_exact),   TEST(test_buckets), TEST(test_class),
+                                       TEST(test_canvas),  TEST(test_plans),   TEST(test_patches),
+                                       TEST(test_refused), TEST(test_prompt)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

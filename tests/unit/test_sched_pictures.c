@@ -33,8 +33,7 @@ static void test_pictures_cached(void **state)
 {
     (void)state;
     for (int spans = 0; spans < 2; spans++) {
-        struct sim *m = malloc(sizeof *m);
-        sim_open(m, (struct sched_options){.limits = seeing_limits, .prefix_cache = true});
+        struct sim *m = sim_open((struct sched_options){.limits = seeing_limits, .prefix_cache = true});
         const uint32_t at[] = {5, 14};
         int32_t p[32], text[32];
         struct seen_prompt q;
@@ -68,7 +67,6 @@ static void test_pictures_cached(void **state)
         assert_int_equal(found(m, p, 20, NULL, &encoded), 0);
         assert_int_equal(found(m, p, 20, &plain, &encoded), 16);
         sim_close(m);
-        free(m);
     }
 }
 
@@ -78,8 +76,7 @@ static void test_pictures_cut(void **state)
 {
     (void)state;
     for (int spans = 0; spans < 2; spans++) {
-        struct sim *m = malloc(sizeof *m);
-        sim_open(m, (struct sched_options){.limits = seeing_limits, .prefix_cache = true});
+        struct sim *m = sim_open((struct sched_options){.limits = seeing_limits, .prefix_cache = true});
         const uint32_t at[] = {6};
         int32_t p[32];
         struct seen_prompt q;
@@ -91,7 +88,7 @@ static void test_pictures_cut(void **state)
         assert_int_equal(encoded, 1);
         sim_close(m);
         /* a span of text: another id near its end changes the tokens at its beginning */
-        sim_open(m, (struct sched_options){.limits = seeing_limits, .prefix_cache = true});
+        m = sim_open((struct sched_options){.limits = seeing_limits, .prefix_cache = true});
         make_seen(&q, p, 20, at, "", false);
         q.has_spans = true;
         for (int i = 4; spans && i < 12; i++) {
@@ -105,7 +102,6 @@ static void test_pictures_cut(void **state)
         p[10] = (p[10] + VOCAB - 1) % VOCAB;
         assert_int_equal(found(m, p, 20, &q, &encoded), 16);
         sim_close(m);
-        free(m);
     }
 }
 
@@ -114,8 +110,7 @@ static void test_pictures_cut(void **state)
 static void test_pictures_wait(void **state)
 {
     (void)state;
-    struct sim *m = malloc(sizeof *m);
-    sim_open(m, (struct sched_options){.limits = seeing_limits, .prefill_chunk = 8});
+    struct sim *m = sim_open((struct sched_options){.limits = seeing_limits, .prefill_chunk = 8});
     const uint32_t at[] = {0, 6, 12};
     int32_t p[20], text[20];
     struct seen_prompt q;
@@ -140,25 +135,21 @@ static void test_pictures_wait(void **state)
     struct sched_request r = {.id = 99, .prompt = p, .n_prompt = 20, .max_new = 1, .n_images = 3};
     make_seen(&q, p, 20, at, "fff", false);
     struct err e = {0};
-    struct picture_plan message = {.magic = PICTURE_PLAN_MAGIC, .bytes = sizeof message, .n_rows = 6};
-    for (int i = 0; i < 3; i++) {
-        q.images[i].message = &message;
-        q.images[i].bytes = sizeof message;
-    }
+    struct picture_plan message;
+    for (int i = 0; i < 3; i++)
+        put_message(&q.images[i], &message);
     r.images = q.images;
     r.feature_of = q.feature_of;
     assert_int_equal(sched_submit(m->s, &r, &e), ERR_LIMIT);
     assert_non_null(strstr(e.message, "18 rows, there is room for 16"));
     sim_close(m);
-    free(m);
 }
 
 /* Those that wait for a token get one between two pictures; a request alone does not wait. */
 static void test_pictures_between(void **state)
 {
     (void)state;
-    struct sim *m = malloc(sizeof *m);
-    sim_open(m, (struct sched_options){.limits = seeing_limits});
+    struct sim *m = sim_open((struct sched_options){.limits = seeing_limits});
     const uint32_t at[] = {1, 3, 5};
     int32_t p[12], text[8];
     struct seen_prompt q;
@@ -167,11 +158,8 @@ static void test_pictures_between(void **state)
     fill(text, 8, 2);
     make_seen(&q, p, 12, at, "bbb", false);
     submit_seen(m, p, 12, 1, &q);
-    for (int i = 0; i < 3; i++) {
-        assert_true(sched_picture(m->s, &job));
-        fill_store(m, &job);
-        sched_picture_done(m->s, ERR_OK, NULL, on_event, m);
-    }
+    for (int i = 0; i < 3; i++)
+        assert_true(encode(m));
     assert_false(sched_picture(m->s, &job));
     drain(m);
     for (int i = 0; next_token(text, 8) == 3 || i == 0; i++) /* it must not end at once */
@@ -182,9 +170,7 @@ static void test_pictures_between(void **state)
     submit_seen(m, p, 12, 1, &q);
     for (int i = 0; i < 3 && l->used; i++) {
         uint32_t before = l->n_tokens;
-        assert_true(sched_picture(m->s, &job));
-        fill_store(m, &job);
-        sched_picture_done(m->s, ERR_OK, NULL, on_event, m);
+        assert_true(encode(m));
         assert_false(sched_picture(m->s, &job));
         struct step_plan *s;
         assert_true(plan(m, &s));
@@ -194,18 +180,16 @@ static void test_pictures_between(void **state)
     }
     drain(m);
     sim_close(m);
-    free(m);
 }
 
 /* A span that a step holds only alone gets its step, while others go on to ask for tokens. */
 static void test_spans_not_starved(void **state)
 {
     (void)state;
-    struct sim *m = malloc(sizeof *m);
     struct engine_limits l = seeing_limits;
     l.max_tokens = 6;
     l.n_pages = 64;
-    sim_open(m, (struct sched_options){.limits = l});
+    struct sim *m = sim_open((struct sched_options){.limits = l});
     const uint32_t at[] = {2, 8};
     int32_t p[16], text[8];
     struct seen_prompt q;
@@ -234,21 +218,14 @@ static void test_spans_not_starved(void **state)
     assert_int_equal(sched_submit(m->s, &r, &e), ERR_LIMIT);
     assert_non_null(strstr(e.message, "7 tokens"));
     sim_close(m);
-    free(m);
 }
 
 #define NOT(code, change)                                                                                    \
     do {                                                                                                     \
         fill(p, 20, 1);                                                                                      \
         make_seen(&q, p, 20, at, "cf", true);                                                                \
-        for (int k = 0; k < 2; k++) {                                                                        \
-            message[k] = (struct picture_plan){.magic = PICTURE_PLAN_MAGIC,                                  \
-                                               .bytes = sizeof *message,                                     \
-                                               .n_patches = 24,                                              \
-                                               .n_rows = q.images[k].n_rows};                                \
-            q.images[k].message = &message[k];                                                               \
-            q.images[k].bytes = sizeof *message;                                                             \
-        }                                                                                                    \
+        for (int k = 0; k < 2; k++)                                                                          \
+            put_message(&q.images[k], &message[k]);                                                          \
         r = (struct sched_request){.id = 1,                                                                  \
                                    .prompt = p,                                                              \
                                    .n_prompt = 20,                                                           \
@@ -270,8 +247,7 @@ static void test_spans_not_starved(void **state)
 static void test_pictures_refused(void **state)
 {
     (void)state;
-    struct sim *m = malloc(sizeof *m);
-    sim_open(m, (struct sched_options){.limits = seeing_limits});
+    struct sim *m = sim_open((struct sched_options){.limits = seeing_limits});
     const uint32_t at[] = {2, 8};
     int32_t p[20];
     struct seen_prompt q;
@@ -309,7 +285,7 @@ static void test_pictures_refused(void **state)
     sim_close(m);
     struct engine_limits blind = seeing_limits;
     blind.n_feature_rows = blind.max_patches = blind.max_picture_rows = 0;
-    sim_open(m, (struct sched_options){.limits = blind});
+    m = sim_open((struct sched_options){.limits = blind});
     NOT(ERR_UNSUPPORTED, (void)0);
     NOT(ERR_UNSUPPORTED,
         r = ((struct sched_request){.id = 1, .prompt = p, .n_prompt = 9, .max_new = 1, .places = q.places}));
@@ -317,7 +293,6 @@ static void test_pictures_refused(void **state)
     assert_false(sched_picture(m->s, &job));
     sched_picture_done(m->s, ERR_OK, NULL, on_event, m); /* none is out: nothing happens */
     sim_close(m);
-    free(m);
 }
 
 int main(void)

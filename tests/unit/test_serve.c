@@ -17,11 +17,11 @@
 #include <cmocka.h>
 
 #include "base/file.h"
-#include "net/net.h"
 #include "prompt/output_impl.h"
 #include "serve/serve.h"
 #include "serve/stop_text.h"
 #include "fake_engine.h"
+#include "service_client.h"
 
 #define S           1000000000u
 #define COMPLETIONS "/v1/completions"
@@ -339,31 +339,6 @@ static void stream_release(struct stream *st)
     memset(st, 0, sizeof *st);
 }
 
-/* One number of /metrics. */
-static double metric(const struct server *s, const char *name)
-{
-    int status;
-    char *text = get(s, "/metrics", &status), line[128];
-    snprintf(line, sizeof line, "\n%s ", name);
-    assert_int_equal(status, 200);
-    const char *hit = strstr(text, line);
-    if (!hit)
-        fail_msg("no metric %s", name);
-    double v = strtod(hit + strlen(line), NULL);
-    free(text);
-    return v;
-}
-
-static bool becomes(const struct server *s, const char *name, double want)
-{
-    for (int i = 0; i < 300; i++) {
-        if (metric(s, name) == want)
-            return true;
-        clock_sleep_ns(10000000);
-    }
-    return false;
-}
-
 /* ---- tests ---- */
 
 static void completion_and_chat(void **state)
@@ -412,10 +387,10 @@ static void completion_and_chat(void **state)
              "{\"model\":\"tiny\",\"prompt\":\"the and the and the and the and the and a\",\"max_tokens\":1}",
              200, &a);
     assert_int_equal(int_at(v, "usage.prompt_tokens_details.cached_tokens"), 8);
-    assert_true(metric(s, "day0_requests_total{outcome=\"stop\"}") == 2);
-    assert_true(metric(s, "day0_requests_total{outcome=\"length\"}") == 5);
-    assert_true(metric(s, "day0_time_to_first_token_seconds_count") == 7);
-    assert_true(metric(s, "day0_kv_pages_free") == 2048);
+    assert_true(metric(s->base, "day0_requests_total{outcome=\"stop\"}") == 2);
+    assert_true(metric(s->base, "day0_requests_total{outcome=\"length\"}") == 5);
+    assert_true(metric(s->base, "day0_time_to_first_token_seconds_count") == 7);
+    assert_true(metric(s->base, "day0_kv_pages_free") == 2048);
     arena_release(&a);
     stop(s);
 }
@@ -530,9 +505,9 @@ static void calls_and_reasoning(void **state)
     v = post(s, CHAT, SAY("g") TOOLS ",\"stop\":\"think\"}", 200, &a);
     assert_string_equal(text_at(v, "choices.0.message.content"), "why \xC3\xBC</");
     assert_string_equal(text_at(v, "choices.0.finish_reason"), "stop");
-    assert_true(metric(s, "day0_tool_calls_total") == 6);
-    assert_true(metric(s, "day0_malformed_tool_calls_total") == 2);
-    assert_true(metric(s, "day0_unfinished_tool_calls_total") == 1);
+    assert_true(metric(s->base, "day0_tool_calls_total") == 6);
+    assert_true(metric(s->base, "day0_malformed_tool_calls_total") == 2);
+    assert_true(metric(s->base, "day0_unfinished_tool_calls_total") == 1);
     /* what the function says of a request */
     v = post(s, CHAT, SAY("g") ",\"chat_template_kwargs\":{\"fail\":true}}", 400, &a);
     assert_non_null(strstr(text_at(v, "error.message"), "no such mode"));
@@ -618,7 +593,7 @@ static void stop_strings(void **state)
         assert_int_equal(st.n_scored, cases[i].scored);
         stream_release(&st);
     }
-    assert_true(becomes(s, "day0_kv_pages_free", 2048));
+    assert_true(metric_becomes(s->base, "day0_kv_pages_free", 2048));
     arena_release(&a);
     stop(s);
 }
@@ -634,12 +609,12 @@ static void stop_ends_the_work(void **state)
     start(s, (struct serve_options){0});
     const struct json *v = post(s, COMPLETIONS, "{\"model\":\"tiny\",\"prompt\":\"b\"}", 200, &a);
     assert_string_equal(text_at(v, "choices.0.text"), "hello worl");
-    s->engine.step_ns = 20000000; /* 240 tokens take longer than becomes() waits */
+    s->engine.step_ns = 60000000; /* 240 tokens take longer than metric_becomes() waits */
     v = post(s, COMPLETIONS,
              "{\"model\":\"tiny\",\"prompt\":\"b\",\"max_tokens\":240,\"ignore_eos\":true,\"stop\":\"lo\"}",
              200, &a);
     assert_string_equal(text_at(v, "choices.0.text"), "hel");
-    assert_true(becomes(s, "day0_requests_running", 0));
+    assert_true(metric_becomes(s->base, "day0_requests_running", 0));
     arena_release(&a);
     stop(s);
 }
@@ -885,16 +860,16 @@ static void failures_cost_their_requests_only(void **state)
     assert_non_null(strstr(text_at(v, "error.message"), "on fire"));
     v = post(s, COMPLETIONS, "{\"model\":\"tiny\",\"prompt\":\"b\"}", 200, &a);
     assert_string_equal(text_at(v, "choices.0.text"), "hello world");
-    assert_true(metric(s, "day0_failed_steps_total") == 2);
-    assert_true(metric(s, "day0_requests_total{outcome=\"failed\"}") == 4);
-    assert_true(becomes(s, "day0_kv_pages_free", 2048));
+    assert_true(metric(s->base, "day0_failed_steps_total") == 2);
+    assert_true(metric(s->base, "day0_requests_total{outcome=\"failed\"}") == 4);
+    assert_true(metric_becomes(s->base, "day0_kv_pages_free", 2048));
     /* three in a row: not healthy, not ready, until a token was computed again */
     for (int i = 0; i < 3; i++) {
         s->engine.fail_steps = 1;
         post(s, COMPLETIONS, "{\"model\":\"tiny\",\"prompt\":\"b\"}", 500, &a);
         s->engine.fail_steps = i == 1 ? 1 : 50; /* the last: keep failing so that the canary fails too */
     }
-    assert_true(becomes(s, "day0_ready", 0));
+    assert_true(metric_becomes(s->base, "day0_ready", 0));
     int status;
     char *text = get(s, "/health", &status);
     assert_int_equal(status, 503);
@@ -902,7 +877,7 @@ static void failures_cost_their_requests_only(void **state)
     free(text);
     post(s, COMPLETIONS, "{\"model\":\"tiny\",\"prompt\":\"b\"}", 503, &a);
     s->engine.fail_steps = 0;
-    assert_true(becomes(s, "day0_ready", 1));
+    assert_true(metric_becomes(s->base, "day0_ready", 1));
     post(s, COMPLETIONS, "{\"model\":\"tiny\",\"prompt\":\"b\"}", 200, &a);
     arena_release(&a);
     stop(s);
@@ -919,11 +894,10 @@ static void silent_engine_is_unhealthy(void **state)
     s->engine.step_ns = 1500000000; /* one step hangs far longer than any before */
     char url[128];
     struct stream st = {0};
-    struct http_client *c;
+    struct http_client *c = client_open();
     struct err e = {0};
     static const char body[] = "{\"model\":\"tiny\",\"prompt\":\"b\",\"max_tokens\":1}";
     url_of(s, COMPLETIONS, url, sizeof url);
-    assert_int_equal(http_client_open(&c, &e), 0);
     struct http_request q = {.url = url, .body = body, .body_bytes = sizeof body - 1};
     struct http_handlers h = {.on_done = on_done};
     assert_int_equal(http_client_add(c, &q, &h, &st, NULL, &e), 0);
@@ -937,7 +911,7 @@ static void silent_engine_is_unhealthy(void **state)
         http_client_poll(c, 10000000, &e);
     assert_int_equal(st.status, 200);
     s->engine.step_ns = 0;
-    assert_true(becomes(s, "day0_ready", 1));
+    assert_true(metric_becomes(s->base, "day0_ready", 1));
     http_client_close(c);
     arena_release(&a);
     stop(s);
@@ -960,31 +934,20 @@ static void add_streams(const struct server *s, struct http_client *c, struct st
     }
 }
 
-static void run_all(struct http_client *c)
-{
-    struct err e = {0};
-    for (uint64_t end = clock_ns() + 60ull * S; http_client_active(c) > 0 && clock_ns() < end;)
-        if (http_client_poll(c, 100000000, &e))
-            fail_msg("%s", e.message);
-    assert_int_equal(http_client_active(c), 0);
-}
-
 #define MANY 200
 static void two_hundred_streams(void **state)
 {
     (void)state;
     struct server *s = new_server(usual);
-    struct http_client *c;
-    struct err e = {0};
+    struct http_client *c = client_open();
     struct stream *st = calloc(MANY, sizeof *st);
     assert_non_null(st);
     start(s, (struct serve_options){.prefix_cache = true});
-    assert_int_equal(http_client_open(&c, &e), 0);
     add_streams(s, c, st, MANY,
                 "{\"model\":\"tiny\",\"prompt\":\"a\",\"seed\":3,\"max_tokens\":50,\"stream\":true,\"ignore_"
                 "eos\":true}",
                 0);
-    run_all(c);
+    client_run(c);
     for (int i = 0; i < MANY; i++) {
         if (st[i].failed || !st[i].done || st[i].status != 200)
             fail_msg("stream %d: status %d, %s", i, st[i].status, st[i].why);
@@ -993,9 +956,9 @@ static void two_hundred_streams(void **state)
     }
     for (int i = 0; i < MANY; i++)
         stream_release(&st[i]);
-    assert_true(becomes(s, "day0_requests_running", 0));
-    assert_true(metric(s, "day0_kv_pages_free") == 2048);
-    assert_true(metric(s, "day0_requests_total{outcome=\"length\"}") == MANY);
+    assert_true(metric_becomes(s->base, "day0_requests_running", 0));
+    assert_true(metric(s->base, "day0_kv_pages_free") == 2048);
+    assert_true(metric(s->base, "day0_requests_total{outcome=\"length\"}") == MANY);
     http_client_close(c);
     free(st);
     stop(s);
@@ -1005,21 +968,19 @@ static void clients_that_leave(void **state)
 {
     (void)state;
     struct server *s = new_server(usual);
-    struct http_client *c;
-    struct err e = {0};
+    struct http_client *c = client_open();
     struct stream st[20] = {0};
     start(s, (struct serve_options){0});
-    s->engine.step_ns = 20000000; /* to run to the end would take 5 s, longer than becomes() waits */
-    assert_int_equal(http_client_open(&c, &e), 0);
+    s->engine.step_ns = 60000000; /* to run to the end would take 15 s, longer than metric_becomes() waits */
     add_streams(
         s, c, st, 20,
         "{\"model\":\"tiny\",\"prompt\":\"a\",\"max_tokens\":250,\"stream\":true,\"ignore_eos\":true}", 3);
-    run_all(c);
-    assert_true(becomes(s, "day0_requests_running", 0));
-    assert_true(becomes(s, "day0_requests_open", 0));
-    assert_true(becomes(s, "day0_kv_pages_free", 2048));
-    assert_true(metric(s, "day0_requests_total{outcome=\"client_gone\"}") == 20);
-    assert_true(metric(s, "day0_generated_tokens_total") < 20 * 100); /* nobody ran to its end */
+    client_run(c);
+    assert_true(metric_becomes(s->base, "day0_requests_running", 0));
+    assert_true(metric_becomes(s->base, "day0_requests_open", 0));
+    assert_true(metric_becomes(s->base, "day0_kv_pages_free", 2048));
+    assert_true(metric(s->base, "day0_requests_total{outcome=\"client_gone\"}") == 20);
+    assert_true(metric(s->base, "day0_generated_tokens_total") < 20 * 100); /* nobody ran to its end */
     for (int i = 0; i < 20; i++)
         stream_release(&st[i]);
     http_client_close(c);
@@ -1043,10 +1004,10 @@ static void kept_states(void **state)
         post(s, COMPLETIONS, body, 200, &a);
         const struct json *v = post(s, COMPLETIONS, body, 200, &a);
         assert_int_equal(int_at(v, "usage.prompt_tokens_details.cached_tokens"), n ? 8 : 0);
-        assert_true(metric(s, "day0_cached_tokens_total") == (n ? 8 : 0));
-        assert_true(metric(s, "day0_state_snapshots_total") == n);
-        assert_true(metric(s, "day0_state_snapshots_kept") == (n ? 1 : 0));
-        assert_true(metric(s, "day0_state_snapshot_hits_total") == (n ? 1 : 0));
+        assert_true(metric(s->base, "day0_cached_tokens_total") == (n ? 8 : 0));
+        assert_true(metric(s->base, "day0_state_snapshots_total") == n);
+        assert_true(metric(s->base, "day0_state_snapshots_kept") == (n ? 1 : 0));
+        assert_true(metric(s->base, "day0_state_snapshot_hits_total") == (n ? 1 : 0));
         arena_release(&a);
         stop(s);
     }
@@ -1058,15 +1019,13 @@ static void full_queue(void **state)
     struct engine_limits one = usual;
     one.max_seqs = one.max_rows = 1;
     struct server *s = new_server(one);
-    struct http_client *c;
-    struct err e = {0};
+    struct http_client *c = client_open();
     struct stream st[10] = {0};
     int ok = 0, busy = 0;
     start(s, (struct serve_options){.max_waiting = 3});
     s->engine.step_ns = 10000000;
-    assert_int_equal(http_client_open(&c, &e), 0);
     add_streams(s, c, st, 10, "{\"model\":\"tiny\",\"prompt\":\"b\",\"max_tokens\":10,\"stream\":true}", 0);
-    run_all(c);
+    client_run(c);
     for (int i = 0; i < 10; i++) {
         ok += st[i].status == 200 && st[i].done;
         busy += st[i].status == 429;
@@ -1074,7 +1033,7 @@ static void full_queue(void **state)
     }
     assert_int_equal(ok + busy, 10);
     assert_true(ok >= 3 && ok <= 5 && busy >= 5);
-    assert_true(metric(s, "day0_requests_total{outcome=\"queue_full\"}") == busy);
+    assert_true(metric(s->base, "day0_requests_total{outcome=\"queue_full\"}") == busy);
     http_client_close(c);
     stop(s);
 }
@@ -1139,12 +1098,11 @@ static void orderly_stop(void **state)
     (void)state;
     for (int patient = 0; patient < 2; patient++) {
         struct server *s = new_server(usual);
-        struct http_client *c;
+        struct http_client *c = client_open();
         struct err e = {0};
         struct stream st[3] = {0};
         start(s, (struct serve_options){.drain_ns = patient ? 20ull * S : 200000000u});
         s->engine.step_ns = 10000000;
-        assert_int_equal(http_client_open(&c, &e), 0);
         add_streams(
             s, c, st, 3,
             "{\"model\":\"tiny\",\"prompt\":\"a\",\"max_tokens\":100,\"stream\":true,\"ignore_eos\":true}",
@@ -1152,7 +1110,7 @@ static void orderly_stop(void **state)
         for (int i = 0; i < 500 && (st[0].n_events == 0 || st[2].n_events == 0); i++)
             http_client_poll(c, 10000000, &e);
         serve_stop(s->serve);
-        run_all(c);
+        client_run(c);
         for (int i = 0; i < 3; i++) {
             if (!st[i].done)
                 fail_msg("stream %d of %d: %s", i, patient, st[i].why);
