@@ -80,14 +80,18 @@ faulty bos-twice T006 text '"served": "text channel, ids: the service behaves as
 
 serve "$model"
 upstream=$url
-# proxy FAULT IDS WORDS
-proxy() {
+# before FAULT : a proxy that spoils what passes stands before the service; sets $url and $pid
+before() {
     rm -f "$scratch/proxy.port"
     python3 "$here/rewriting_proxy.py" "$scratch/proxy.port" "$upstream" "$1" &
     pid=$!
     children="$children $pid"
     for _ in $(seq 1 100); do [ -s "$scratch/proxy.port" ] && break; sleep 0.1; done
     url="http://127.0.0.1:$(cat "$scratch/proxy.port")"
+}
+# proxy FAULT IDS WORDS
+proxy() {
+    before "$1"
     if [ -n "$2" ]; then
         server "$@"
         row "server with $1" text passed
@@ -101,6 +105,17 @@ proxy none ""
 proxy bgr I004 image 'image channel, pixels: the service behaves as if red and blue were swapped'
 proxy swapped I007 image "image channel, order of pictures: the service behaves as if the pictures stood in each other's place"
 proxy fewer I005 image 'image channel, placeholders: the service counts tokens as if one token too few stood for each picture'
+# A server that looks at no picture and gives nothing to tell it by: the directory equals the recording, and that is not the server's.
+unseen() {
+    before "$1"
+    adapt 4 "server that is $1" "$model" --service "$url" --picture-reference "$reference"
+    row "server that is $1" image "not checked"
+    findings "server that is $1" ""
+    says "server that is $1: it is said" "$2" "$report/report.json"
+    kill "$pid" 2> /dev/null
+}
+unseen blind "not checked: nothing tells what the service makes of pictures.*the service told no log-probabilities"
+unseen silent "not checked: nothing tells what the service makes of pictures.*the service told neither counts nor log-probabilities"
 stop
 
 # ---- questions whose answers and prompt tokens are known
