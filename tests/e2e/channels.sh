@@ -155,7 +155,19 @@ row "a known answer that is missed" image failed
 ask "$answer" "$((tokens + 1))"
 adapt 1 "stated prompt tokens that are missed" "$model" --questions "$scratch/questions.json"
 findings "stated prompt tokens that are missed" "I005"
-echo '{"questions": [{"picture": "q.png"}]}' > "$scratch/questions.json"
-run 1 "a file of questions that is none" "$day0" adapt "$model" --out "$report" --questions "$scratch/questions.json"
+# refused NAME WORDS JSON
+refused() {
+    echo "$3" > "$scratch/questions.json"
+    run 1 "questions: $1" "$day0" adapt "$model" --out "$report" --questions "$scratch/questions.json"
+    says "questions: $1, it is said" "$2" "$scratch/err"
+}
+refused "one without a question" 'has no "question"' '{"questions": [{"picture": "q.png"}]}'
+refused "one that reads as a picture" 'begins with "data:"' '{"questions": [{"question": "data: what is this?"}]}'
+refused "a file that is none" 'no array "questions"' '{"question": [{"picture": "q.png", "question": "What?"}]}'
+refused "more pictures than are sent" 'more than 4' '{"questions": [{"pictures": ["q.png", "q.png", "q.png", "q.png", "q.png"], "question": "What?"}]}'
+refused "a picture that is none" 'questions.json' '{"questions": [{"picture": "questions.json", "question": "What?"}]}'
+mkdir "$scratch/beside"
+refused "a picture from elsewhere" 'lies beside its file' '{"questions": [{"picture": "beside/../q.png", "question": "What?"}]}'
+refused "a picture by its whole path" 'lies beside its file' "{\"questions\": [{\"picture\": \"$scratch/q.png\", \"question\": \"What?\"}]}"
 run 2 "a file of questions that is not there" "$day0" adapt "$model" --out "$report" --questions "$scratch/none.json"
 finish
