@@ -461,7 +461,7 @@ int image_channel_run(struct channels *c, uint32_t base, struct err *e)
         finding_add(j->f, FINDING_S003, "conversations with pictures",
                     "%zu of %zu got no answer; the first is %s", x.cases - x.answered, x.cases,
                     x.first_unanswered);
-    if (x.known.first_unanswered[0])
+    if (x.known.first_unanswered[0] && !x.first_unanswered[0]) /* one cause, one finding */
         finding_add(j->f, FINDING_S003, "known answers", "a question got no answer: %s",
                     x.known.first_unanswered);
     image_row(&x);

@@ -103,10 +103,11 @@ static void ask_question(struct channels *c, struct known_answers *x, const stru
     struct served s;
     served_ask(c, v, false, c->j->arena, &s);
     const bool right = s.answered && s.text && v->expected && right_answer(s.text, v->expected);
-    if (!s.answered)
+    if (!s.answered && !x->first_unanswered[0])
         snprintf(x->first_unanswered, sizeof(x->first_unanswered), "%.80s: %.200s", v->text, s.why);
     if (v->expected) {
         x->known++;
+        x->answered += s.answered;
         x->right += right;
     }
     if (v->prompt_tokens >= 0 && s.has_usage) {
@@ -158,8 +159,8 @@ int questions_run(struct channels *c, struct known_answers *x, struct err *e)
     if (x->counted_right < x->counted)
         finding_add(j->f, FINDING_I005, "stated prompt tokens", "%zu of %zu differ; %s",
                     x->counted - x->counted_right, x->counted, wrong_count);
-    if (x->known && (double)x->right < x->at_least * (double)x->known)
+    if (x->answered && (double)x->right < x->at_least * (double)x->answered)
         finding_add(j->f, FINDING_I010, "known answers", "%zu of %zu right, at least %.0f %% are asked for",
-                    x->right, x->known, 100 * x->at_least);
+                    x->right, x->answered, 100 * x->at_least);
     return ERR_OK;
 }

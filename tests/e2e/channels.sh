@@ -116,6 +116,16 @@ unseen() {
 }
 unseen blind "not checked: nothing tells what the service makes of pictures.*the service told no log-probabilities"
 unseen silent "not checked: nothing tells what the service makes of pictures.*the service told neither counts nor log-probabilities"
+# One that takes pictures and never answers: it is waited for once.
+before hanging
+echo '{"questions": [{"question": "What?", "picture": "q.png", "answer": "x"}, {"question": "And?", "answer": "x"}]}' > "$scratch/questions.json"
+cp "$root/demo/pictures/q01.png" "$scratch/q.png"
+adapt 1 "server that hangs" "$model" --service "$url" --picture-reference "$reference" --questions "$scratch/questions.json" --answer-timeout 8
+row "server that hangs" image "not checked"
+findings "server that hangs" "S003"
+says "server that hangs: it is said" 'did not come in 8 s' "$report/report.json"
+[ "$(cat "$scratch/proxy.port.hung")" = . ] && ok "server that hangs: asked once" || not_ok "server that hangs: asked once" "$(cat "$scratch/proxy.port.hung")"
+kill "$pid" 2> /dev/null
 stop
 
 # ---- questions whose answers and prompt tokens are known

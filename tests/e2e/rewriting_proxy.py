@@ -3,13 +3,15 @@
 """Stands before a server and spoils what passes, for channels.sh. Standard library only.
 
     rewriting_proxy.py PORT_FILE UPSTREAM_URL FAULT     fault: none, bgr (red and blue of PNGs), swapped (pictures), fewer (one prompt token a picture is not counted),
-                                                        blind (pictures are one grey, and no log-probabilities are told of them), silent (and no usage)
+                                                        blind (pictures are one grey, and no log-probabilities are told of them), silent (and no usage),
+                                                        hanging (requests with pictures are not answered, and counted in PORT_FILE.hung)
 """
 import base64
 import json
 import os
 import struct
 import sys
+import time
 import urllib.error
 import urllib.request
 import zlib
@@ -106,6 +108,10 @@ class Proxy(BaseHTTPRequestHandler):
                 data = json.dumps(body).encode()
             except (ValueError, KeyError, AttributeError):
                 pass
+        if FAULT == "hanging" and n:
+            with open(sys.argv[1] + ".hung", "a") as f:
+                f.write(".")
+            time.sleep(1000)
         request = urllib.request.Request(UPSTREAM + self.path, data=data, headers={"Content-Type": "application/json"} if data else {})
         try:
             with urllib.request.urlopen(request, timeout=100) as r:
