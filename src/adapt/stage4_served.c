@@ -99,7 +99,7 @@ static int fit_change(struct channels *c, const struct conversation *list, const
 
 static bool suspicious(const struct fit *f)
 {
-    return !f->counts || (f->n && mean(f) > QUIET);
+    return !f->counts || (f->n && !(mean(f) <= QUIET)); /* also where it is no number */
 }
 
 /* The known mistake that fits best and clearly better than none; CHANNEL_CHANGES: none does. Where counts
@@ -223,7 +223,7 @@ int served_judge(struct channels *c, const struct conversation *list, const stru
         job_progress(c->j, STAGE_CHANNELS, "which known mistake explains what the service gives");
         rc = best_change(c, list, seen, n, image, base, &intact, out, e);
     }
-    out->wrong = out->as_if != CHANNEL_CHANGES || !intact.counts || (intact.n && out->intact > NOISY);
+    out->wrong = out->as_if != CHANNEL_CHANGES || !intact.counts || (intact.n && !(out->intact <= NOISY));
     if (rc)
         return rc;
     count_words(list, seen, n, counts, sizeof(counts), c, base);
