@@ -72,6 +72,7 @@ struct adapt_options {
     const char *root; /* capture of the machine of service_url, to judge the rules on; NULL: this machine */
     const char *program;      /* path of the day0 binary for the child service */
     uint32_t stress_requests; /* per concurrency level; 0: 16 */
+    uint32_t answer_seconds;  /* that the service has for one answer; 0: 300 */
     const struct adapt_override *accept, *waive;
     size_t n_accept, n_waive;
     bool fresh; /* do not resume */

@@ -11,8 +11,8 @@
 
 #include "base/thread.h"
 
-#define TIMEOUT_NS UINT64_C(300000000000)
-#define MAX_BODY   (16u << 20)
+#define ANSWER_SECONDS 300
+#define MAX_BODY       (16u << 20)
 
 void answer_release(struct answer *a)
 {
@@ -26,6 +26,17 @@ static void begin(struct answer *a)
     memset(a, 0, sizeof(*a));
     arena_init(&a->arena, NULL, MEM_REQUEST);
     a->arena.limit = 256u << 20;
+}
+
+uint32_t probe_seconds(const struct job *j)
+{
+    return j->o->answer_seconds ? j->o->answer_seconds : ANSWER_SECONDS;
+}
+
+void probe_nothing(struct answer *a, const char *why)
+{
+    begin(a);
+    snprintf(a->why, sizeof(a->why), "%s", why);
 }
 
 static void read_choice(struct answer *a, const struct json *v)
@@ -96,7 +107,7 @@ static void fetch(const struct job *j, const char *path, const char *body, struc
                                    .n_headers = body ? 1 : 0,
                                    .body = body,
                                    .body_bytes = body ? strlen(body) : 0,
-                                   .timeout_ns = TIMEOUT_NS,
+                                   .timeout_ns = probe_seconds(j) * UINT64_C(1000000000),
                                    .max_body = MAX_BODY};
     uint64_t sent = clock_ns();
     if (stream)
@@ -104,6 +115,7 @@ static void fetch(const struct job *j, const char *path, const char *body, struc
     int rc = http_fetch(&request, stream ? on_event : NULL, stream, &response, &e);
     a->total_ms = (double)(clock_ns() - sent) / 1e6;
     a->status = response.status;
+    a->timed_out = rc == ERR_TIMEOUT;
     strbuf_add(&a->raw, strbuf_cstr(&response.body), response.body.len);
     if (rc && !a->why[0])
         snprintf(a->why, sizeof(a->why), "%.250s", e.message);

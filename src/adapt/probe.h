@@ -27,6 +27,7 @@ struct ask {
 struct answer {
     struct arena arena;
     int status;              /* 0: nothing came */
+    bool timed_out;          /* and why */
     char why[256];           /* "" when a whole answer of the expected form came */
     const struct json *body; /* of a reply that is not a stream and is JSON */
     struct strbuf raw;
@@ -42,6 +43,10 @@ struct answer {
 /* path "/health"; body NULL: GET. */
 void probe_call(const struct job *j, const char *path, const char *body, struct answer *out);
 void probe_ask(const struct job *j, const struct ask *ask, struct answer *out);
+/* Seconds that the service has for one answer. */
+uint32_t probe_seconds(const struct job *j);
+/* An answer that was not asked for. */
+void probe_nothing(struct answer *out, const char *why);
 /* A number of GET /metrics, by the end of its name, since names differ between servers; -1: none. */
 double probe_metric(const struct job *j, const char *name);
 void answer_release(struct answer *a);

@@ -36,6 +36,7 @@ struct channels {
     struct text_shape shape; /* of all answers */
     char first_unanswered[300];
     bool day0; /* the service tells its timings */
+    bool hung; /* one answer did not come in time: no other is waited for */
     struct segments segments;
     /* the examiner's own computing; model.spec NULL: it does not compute, and why not */
     struct channel_model model;
@@ -45,6 +46,9 @@ struct channels {
 };
 
 /* ---- conversations */
+
+/* probe_ask(), but nothing is sent to a service that hangs. */
+void channels_ask(struct channels *c, const struct ask *ask, struct answer *out);
 
 #define MADE_PICTURES 2
 /* A picture of our own as a data: URL (PNG), number 0 or 1: shapes, edges and ramps whose halves, colours and
@@ -98,7 +102,7 @@ void conversation_write(struct channels *c, const struct conversation *v, const 
 /* ---- what others state */
 
 struct known_answers {
-    size_t known, right, counted, counted_right;
+    size_t known, answered, right, counted, counted_right; /* answered, right: of the known */
     double at_least; /* share of the known that must be right */
     char first_unanswered[300];
 };
@@ -112,7 +116,8 @@ struct judged {
     bool counts_alone; /* as_if has the counts of tokens; its log-probabilities do not fit, or there are none
                         */
     bool by_logprobs;  /* else by counts alone */
-    enum channel_change as_if; /* CHANNEL_CHANGES: none */
+    size_t n_counts, n_logprobs; /* of the service's that were compared */
+    enum channel_change as_if;   /* CHANNEL_CHANGES: none */
     bool wrong;
     double intact, best; /* mean |difference| of log-probabilities; NAN: not computed */
     char words[500];

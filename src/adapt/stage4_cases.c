@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Owns: conversations as stage 4 sends them, what a service gives for one (text, counts, log-probabilities by
- * our ids), and the times of segments that it tells. Refuses: believing that a service knows our ids: its
- * tokens are looked up by their bytes.
+ * Owns: requests and conversations as stage 4 sends them, what a service gives for one (text, counts,
+ * log-probabilities by our ids), and the times of segments that it tells. Refuses: believing that a service
+ * knows our ids: its tokens are looked up by their bytes.
  */
 #include "adapt/stage4.h"
 
@@ -10,6 +10,19 @@
 #include <string.h>
 
 #include "stress/stress.h"
+
+void channels_ask(struct channels *c, const struct ask *ask, struct answer *out)
+{
+    char why[120];
+    if (c->hung) {
+        snprintf(why, sizeof(why), "not asked: an answer before this one did not come in %u s",
+                 probe_seconds(c->j));
+        probe_nothing(out, why);
+        return;
+    }
+    probe_ask(c->j, ask, out);
+    c->hung = out->timed_out;
+}
 
 /* ---- conversations */
 
@@ -147,7 +160,7 @@ void served_ask(struct channels *c, const struct conversation *v, bool ask_logpr
                       .timings = c->day0,
                       .max_tokens = v->max_tokens ? v->max_tokens : ANSWER_MOST};
     memset(out, 0, sizeof(*out));
-    probe_ask(c->j, &ask, &a);
+    channels_ask(c, &ask, &a);
     out->answered = !a.why[0];
     snprintf(out->why, sizeof(out->why), "%s", a.why);
     out->has_usage = a.has_usage;

@@ -370,7 +370,9 @@ static int time_segments(struct image_channel *x, struct err *e)
 static void image_row(struct image_channel *x)
 {
     struct job *j = x->c->j;
-    char what[420];
+    const bool known = x->known.known && x->known.known == x->known.right,
+               equal = x->referenced && x->reference_equal;
+    char what[420], of_reference[80] = "";
     int n = snprintf(what, sizeof(what), "%zu of %zu checks of itself", x->self_passed, x->self_n);
     if (x->served.ran)
         n += snprintf(what + n, sizeof(what) - (size_t)n, "; %zu of %zu conversations answered; %.200s",
@@ -378,6 +380,8 @@ static void image_row(struct image_channel *x)
     if (x->known.known)
         snprintf(what + n, sizeof(what) - (size_t)n, "; %zu of %zu known answers", x->known.right,
                  x->known.known);
+    if (equal)
+        snprintf(of_reference, sizeof(of_reference), "%zu steps equal the reference's; ", x->steps_equal);
     if (job_errors(j, ROW_IMAGE))
         job_row(j, ROW_IMAGE, ROW_FAILED, "see the findings; %s", what);
     else if (x->not_checked)
@@ -388,16 +392,18 @@ static void image_row(struct image_channel *x)
     else if (x->answered < x->cases)
         job_row(j, ROW_IMAGE, ROW_NOT_CHECKED, "not checked: %zu of %zu conversations were not answered; %s",
                 x->cases - x->answered, x->cases, x->first_unanswered);
-    else if (x->referenced && x->reference_equal)
-        job_row(j, ROW_IMAGE, ROW_PASSED, "%zu steps equal the reference's; %s", x->steps_equal, what);
-    else if (x->known.known && x->known.known == x->known.right)
-        job_row(j, ROW_IMAGE, ROW_PASSED, "%s", what);
+    else if (known || (equal && x->served.n_logprobs))
+        job_row(j, ROW_IMAGE, ROW_PASSED, "%s%s", of_reference, what);
+    else if (equal) /* of the directory, and of the service it says nothing */
+        job_row(j, ROW_IMAGE, ROW_NOT_CHECKED,
+                "not checked: nothing tells what the service makes of pictures; %s%s", of_reference, what);
     else if (x->self_n == 0)
         job_row(j, ROW_IMAGE, ROW_NOT_CHECKED, "not checked: %s; %s",
                 x->c->blind ? x->c->blind : "nothing was computed", what);
     else
-        job_row(j, ROW_IMAGE, ROW_SELF_CONSISTENT,
-                "%s; no recorded conversation was given (--picture-reference FILE)", what);
+        job_row(j, ROW_IMAGE, ROW_SELF_CONSISTENT, "%s; %s (--picture-reference FILE)", what,
+                x->referenced ? "the recorded conversation lacks features or logits of pictures"
+                              : "no recorded conversation was given");
 }
 
 static int run_parts(struct image_channel *x, uint32_t base, struct err *e)
@@ -455,7 +461,7 @@ int image_channel_run(struct channels *c, uint32_t base, struct err *e)
         finding_add(j->f, FINDING_S003, "conversations with pictures",
                     "%zu of %zu got no answer; the first is %s", x.cases - x.answered, x.cases,
                     x.first_unanswered);
-    if (x.known.first_unanswered[0])
+    if (x.known.first_unanswered[0] && !x.first_unanswered[0]) /* one cause, one finding */
         finding_add(j->f, FINDING_S003, "known answers", "a question got no answer: %s",
                     x.known.first_unanswered);
     image_row(&x);

@@ -2,7 +2,7 @@
  *
  * Owns: questions on pictures whose answers or prompt tokens somebody else states: their file, asking,
  * counting what is right. Refuses: judging an answer by more than its words: capitals, blanks around and a
- * full stop do not count.
+ * full stop do not count; sending pictures to the service that do not lie beside the file.
  */
 #include "adapt/stage4.h"
 
@@ -13,10 +13,20 @@
 
 #define AT_LEAST            0.75 /* of known answers, where their file does not say */
 #define MAX_QUESTIONS       64
+#define MAX_PICTURES        4 /* of one */
 #define QUESTIONS_MAX_BYTES (4u << 20)
 
-static int add_picture(struct conversation *v, const char *file, const char *questions, const char **part,
-                       struct arena *arena, struct err *e)
+/* Nothing from elsewhere on this machine goes to a service because a file says so. */
+static bool leads_away(const char *file)
+{
+    for (const char *s = file; s; s = strchr(s, '/') ? strchr(s, '/') + 1 : NULL)
+        if (str_starts(s, "..") && (s[2] == '/' || s[2] == '\0'))
+            return true;
+    return *file == '/';
+}
+
+static int add_picture(const char *file, const char *questions, const char **part, struct arena *arena,
+                       struct err *e)
 {
     static const char *const types[] = {[IMAGE_JPEG] = "image/jpeg",
                                         [IMAGE_PNG] = "image/png",
@@ -27,12 +37,13 @@ static int add_picture(struct conversation *v, const char *file, const char *que
     struct image_info info;
     char *bytes = NULL;
     size_t n = 0;
-    (void)v;
+    if (leads_away(file))
+        return err_set(e, ERR_FORMAT, "%s: a picture lies beside its file of questions, or below", file);
     char *path = dir ? arena_printf(arena, "%s%s", dir, file) : NULL;
     int rc = path ? file_read(path, QUESTIONS_MAX_BYTES, arena, &bytes, &n, e)
                   : err_set(e, ERR_NOMEM, "out of memory for a path");
-    if (rc == 0)
-        rc = image_probe(bytes, n, NULL, &info, e);
+    if (rc == 0 && (rc = image_probe(bytes, n, NULL, &info, e)) != 0)
+        err_ctx(e, "%s", path);
     if (rc == 0 && (*part = data_url(arena, types[info.format], bytes, n)) == NULL)
         rc = err_set(e, ERR_NOMEM, "out of memory for a picture");
     return rc;
@@ -41,19 +52,20 @@ static int add_picture(struct conversation *v, const char *file, const char *que
 static int read_question(const struct json *q, const char *questions, struct conversation *v,
                          struct arena *arena, struct err *e)
 {
-    const char *parts[8] = {0};
+    const char *parts[MAX_PICTURES + 2] = {0};
     const struct json *many = json_get(q, "pictures");
     const char *one = json_string(json_get(q, "picture")), *text = json_string(json_get(q, "question"));
     size_t n = 0;
     int rc = ERR_OK;
-    if (!text)
-        return err_set(e, ERR_FORMAT, "a question has no \"question\"");
+    if (!text || str_starts(text, "data:")) /* parts that begin so are pictures */
+        return err_set(e, ERR_FORMAT, "a question has no \"question\", or one that begins with \"data:\"");
     if (one)
-        rc = add_picture(v, one, questions, &parts[n++], arena, e);
-    for (size_t i = 0; rc == 0 && many && many->type == JSON_ARRAY && i < many->n && n < 4; i++) {
+        rc = add_picture(one, questions, &parts[n++], arena, e);
+    for (size_t i = 0; rc == 0 && many && many->type == JSON_ARRAY && i < many->n; i++) {
         const char *file = json_string(json_at(many, i));
-        rc = file ? add_picture(v, file, questions, &parts[n++], arena, e)
-                  : err_set(e, ERR_FORMAT, "\"pictures\" holds what is no text");
+        if (!file || n == MAX_PICTURES)
+            return err_set(e, ERR_FORMAT, "\"pictures\" holds %s", file ? "more than 4" : "what is no text");
+        rc = add_picture(file, questions, &parts[n++], arena, e);
     }
     parts[n] = text;
     *v = (struct conversation){.name = "known answer",
@@ -90,11 +102,12 @@ static void ask_question(struct channels *c, struct known_answers *x, const stru
 {
     struct served s;
     served_ask(c, v, false, c->j->arena, &s);
-    const bool right = s.answered && v->expected && right_answer(s.text, v->expected);
-    if (!s.answered)
+    const bool right = s.answered && s.text && v->expected && right_answer(s.text, v->expected);
+    if (!s.answered && !x->first_unanswered[0])
         snprintf(x->first_unanswered, sizeof(x->first_unanswered), "%.80s: %.200s", v->text, s.why);
     if (v->expected) {
         x->known++;
+        x->answered += s.answered;
         x->right += right;
     }
     if (v->prompt_tokens >= 0 && s.has_usage) {
@@ -128,11 +141,13 @@ int questions_run(struct channels *c, struct known_answers *x, struct err *e)
     if (rc)
         return rc;
     const struct json *list = json_get(root, "questions");
+    if (!list || list->type != JSON_ARRAY)
+        return err_set(e, ERR_FORMAT, "%s: it holds no array \"questions\"", path);
     x->at_least = AT_LEAST;
     (void)json_f64(json_get(root, "at_least"), &x->at_least);
     json_key(c->w, "questions");
     json_begin_array(c->w);
-    for (size_t i = 0; rc == 0 && list && list->type == JSON_ARRAY && i < list->n && i < MAX_QUESTIONS; i++) {
+    for (size_t i = 0; rc == 0 && i < list->n && i < MAX_QUESTIONS; i++) {
         struct conversation v;
         rc = read_question(json_at(list, i), path, &v, j->arena, e);
         if (rc == 0)
@@ -144,8 +159,8 @@ int questions_run(struct channels *c, struct known_answers *x, struct err *e)
     if (x->counted_right < x->counted)
         finding_add(j->f, FINDING_I005, "stated prompt tokens", "%zu of %zu differ; %s",
                     x->counted - x->counted_right, x->counted, wrong_count);
-    if (x->known && (double)x->right < x->at_least * (double)x->known)
+    if (x->answered && (double)x->right < x->at_least * (double)x->answered)
         finding_add(j->f, FINDING_I010, "known answers", "%zu of %zu right, at least %.0f %% are asked for",
-                    x->right, x->known, 100 * x->at_least);
+                    x->right, x->answered, 100 * x->at_least);
     return ERR_OK;
 }

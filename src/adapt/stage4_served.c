@@ -21,7 +21,8 @@ struct fit {
     bool applies; /* it changes at least one of the conversations */
     bool counts;  /* of tokens are the service's */
     double sum;   /* of |differences| of log-probabilities */
-    size_t n;
+    size_t n;     /* log-probabilities */
+    size_t n_counts;
 };
 
 static double mean(const struct fit *f)
@@ -75,8 +76,10 @@ static int fit_change(struct channels *c, const struct conversation *list, const
             rc = channel_make(&c->model, list[i].messages, change, &scratch, &made, &why);
         if (rc == ERR_MISSING)
             rc = channel_make(&c->model, list[i].messages, 0, &scratch, &made, &why);
-        if (rc == ERR_OK && seen[i].has_usage)
+        if (rc == ERR_OK && seen[i].has_usage) {
             f->counts &= made.n == seen[i].prompt_tokens;
+            f->n_counts++;
+        }
         if (rc == ERR_OK && by_logprobs && seen[i].n)
             rc = add_distance(c, &made, &seen[i], &scratch, f, &why);
         if (rc == ERR_MISSING) { /* known only when the text is computed: no sections */
@@ -96,7 +99,7 @@ static int fit_change(struct channels *c, const struct conversation *list, const
 
 static bool suspicious(const struct fit *f)
 {
-    return !f->counts || (f->n && mean(f) > QUIET);
+    return !f->counts || (f->n && !(mean(f) <= QUIET)); /* also where it is no number */
 }
 
 /* The known mistake that fits best and clearly better than none; CHANNEL_CHANGES: none does. Where counts
@@ -174,9 +177,10 @@ static void say(struct judged *out, const struct fit *intact, const char *counts
     }
     snprintf(out->words, sizeof(out->words), "%s channel: %s%s%.300s%s", image ? "image" : "text", figures,
              *counts && *figures ? "; " : "", counts,
-             out->wrong ? "; no known mistake explains it"
-             : *figures ? "; the service gives what this directory does"
-                        : "the counts are the directory's");
+             out->wrong      ? "; no known mistake explains it"
+             : *figures      ? "; the service gives what this directory does"
+             : out->n_counts ? "the counts are the directory's, and the service told no log-probabilities"
+                             : "the service told neither counts nor log-probabilities");
 }
 
 static enum finding_id finding_of(const struct judged *out, const struct fit *intact, bool image)
@@ -213,11 +217,13 @@ int served_judge(struct channels *c, const struct conversation *list, const stru
     }
     out->ran = true;
     out->intact = mean(&intact);
+    out->n_counts = intact.n_counts;
+    out->n_logprobs = intact.n;
     if (suspicious(&intact)) {
         job_progress(c->j, STAGE_CHANNELS, "which known mistake explains what the service gives");
         rc = best_change(c, list, seen, n, image, base, &intact, out, e);
     }
-    out->wrong = out->as_if != CHANNEL_CHANGES || !intact.counts || (intact.n && out->intact > NOISY);
+    out->wrong = out->as_if != CHANNEL_CHANGES || !intact.counts || (intact.n && !(out->intact <= NOISY));
     if (rc)
         return rc;
     count_words(list, seen, n, counts, sizeof(counts), c, base);

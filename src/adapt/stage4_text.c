@@ -129,7 +129,7 @@ static void run_case(struct channels *c, struct text_case *t)
     uint32_t max_tokens = room_for(c->j, t->ids.n);
     struct ask ask = {
         .chat = t->chat, .stream = true, .text = t->text, .max_tokens = max_tokens, .timings = c->day0};
-    probe_ask(c->j, &ask, &a);
+    channels_ask(c, &ask, &a);
     segments_add(&c->segments, a.timings);
     const char *why = a.why[0] ? a.why : NULL;
     if (why) {
@@ -246,8 +246,8 @@ static void same_answer(struct channels *c, const char *name, const struct ask *
 {
     struct answer a, b;
     struct text_case t = {.name = name, .text = first->text};
-    probe_ask(c->j, first, &a);
-    probe_ask(c->j, second, &b);
+    channels_ask(c, first, &a);
+    channels_ask(c, second, &b);
     bool answered = !a.why[0] && !b.why[0];
     bool same = answered && strcmp(strbuf_cstr(&a.text), strbuf_cstr(&b.text)) == 0;
     if (!answered) {
@@ -316,7 +316,7 @@ static void reasonable(struct channels *c)
     struct text_case t = {.name = "reasonable output", .text = "Once upon a time"};
     struct ask ask = {.text = t.text, .max_tokens = room_for(c->j, 16), .want_ids = !c->j->external};
     struct answer a;
-    probe_ask(c->j, &ask, &a);
+    channels_ask(c, &ask, &a);
     if (a.why[0]) {
         unanswered(c, t.name, a.why);
         write_case(c, &t, NULL, false, a.why);

@@ -23,6 +23,7 @@ enum {
     KEY_CONTEXT,
     KEY_SERVICE,
     KEY_REQUESTS,
+    KEY_ANSWER,
     KEY_FRESH,
     KEY_RULES,
     KEY_ROOT,
@@ -40,6 +41,7 @@ static const struct argp_option options[] = {
     {"service", KEY_SERVICE, "URL", 0, "examine this server instead of starting one", 1},
     {"context", KEY_CONTEXT, "N", 0, "tokens of one request (default: the model's limit, at most 4096)", 1},
     {"requests", KEY_REQUESTS, "N", 0, "load-test requests at each concurrency (default 16)", 1},
+    {"answer-timeout", KEY_ANSWER, "SECONDS", 0, "what the service has for one answer (default 300)", 1},
     {"comm", KEY_COMM, "NAME", 0, "communicator: self (default) or the path of a plugin", 1},
     {"rules", KEY_RULES, "FILE", 0, "version rules to judge by (default: the built-in ones)", 1},
     {"root", KEY_ROOT, "FILE", 0,
@@ -79,6 +81,9 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         break;
     case KEY_REQUESTS:
         a->adapt.stress_requests = (uint32_t)cli_int(state, "--requests", arg, 1, 100000);
+        break;
+    case KEY_ANSWER:
+        a->adapt.answer_seconds = (uint32_t)cli_int(state, "--answer-timeout", arg, 1, 86400);
         break;
     case KEY_COMM:
         a->adapt.comm = arg;

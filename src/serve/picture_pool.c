@@ -287,16 +287,21 @@ int picture_pool_reserve(struct picture_set *s, struct err *e)
         const struct prompt_picture *q = &s->pictures.list[i];
         uint64_t bytes =
             q->n_patches > UINT32_MAX ? 0 : picture_plan_bytes(p->o.shape, (uint32_t)q->n_patches, q->n_rows);
-        if (bytes == 0)
-            return err_set(e, ERR_LIMIT, "picture %u becomes %llu patches, more than one message holds", i,
-                           (unsigned long long)q->n_patches);
         s->work_bytes[i] = prompt_picture_bytes(p->o.front, q);
-        if (s->work_bytes[i] > half(p))
-            return err_set(e, ERR_LIMIT,
-                           "picture %u of %u x %u pixels takes up to %llu bytes to decode and process, this "
-                           "server has %llu for that",
-                           i, q->info.width, q->info.height, (unsigned long long)s->work_bytes[i],
-                           (unsigned long long)half(p));
+        if (bytes == 0)
+            err_set(e, ERR_LIMIT, "it becomes %llu patches, more than one message holds",
+                    (unsigned long long)q->n_patches);
+        else if (s->work_bytes[i] > half(p))
+            err_set(
+                e, ERR_LIMIT,
+                "a picture of %u x %u pixels takes up to %llu bytes to decode and process, this server has "
+                "%llu for that",
+                q->info.width, q->info.height, (unsigned long long)s->work_bytes[i],
+                (unsigned long long)half(p));
+        if (bytes == 0 || s->work_bytes[i] > half(p)) {
+            err_ctx(e, "messages[%u].content[%u]", q->message, q->part);
+            return ERR_LIMIT;
+        }
         need += bytes + q->n;
     }
     int rc = hold(p, need, e);

@@ -102,6 +102,8 @@ static int read_template_variables(struct request_params *p, const char *name, c
 {
     if (v->type != JSON_OBJECT)
         return wrong(err, name, "must be an object");
+    if (json_get(v, "messages") || json_get(v, "tools")) /* others than those that are answered */
+        return wrong(err, name, "must not hold messages or tools: they are parameters of the request");
     p->template_kwargs = v->n ? v : NULL;
     return 0;
 }

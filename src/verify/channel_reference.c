@@ -165,11 +165,14 @@ static int hold_ids(struct holding *h, const struct json *messages, struct err *
 
 /* ---- pixels */
 
+/* INFINITY where one of them is no number: fmax would pass over it. */
 static double largest_difference(const float *a, const float *b, size_t n)
 {
     double worst = 0;
-    for (size_t i = 0; i < n; i++)
-        worst = fmax(worst, fabs((double)a[i] - (double)b[i]));
+    for (size_t i = 0; i < n; i++) {
+        const double d = fabs((double)a[i] - (double)b[i]);
+        worst = isnan(d) ? INFINITY : fmax(worst, d);
+    }
     return worst;
 }
 

@@ -80,14 +80,18 @@ faulty bos-twice T006 text '"served": "text channel, ids: the service behaves as
 
 serve "$model"
 upstream=$url
-# proxy FAULT IDS WORDS
-proxy() {
+# before FAULT : a proxy that spoils what passes stands before the service; sets $url and $pid
+before() {
     rm -f "$scratch/proxy.port"
     python3 "$here/rewriting_proxy.py" "$scratch/proxy.port" "$upstream" "$1" &
     pid=$!
     children="$children $pid"
     for _ in $(seq 1 100); do [ -s "$scratch/proxy.port" ] && break; sleep 0.1; done
     url="http://127.0.0.1:$(cat "$scratch/proxy.port")"
+}
+# proxy FAULT IDS WORDS
+proxy() {
+    before "$1"
     if [ -n "$2" ]; then
         server "$@"
         row "server with $1" text passed
@@ -101,6 +105,27 @@ proxy none ""
 proxy bgr I004 image 'image channel, pixels: the service behaves as if red and blue were swapped'
 proxy swapped I007 image "image channel, order of pictures: the service behaves as if the pictures stood in each other's place"
 proxy fewer I005 image 'image channel, placeholders: the service counts tokens as if one token too few stood for each picture'
+# A server that looks at no picture and gives nothing to tell it by: the directory equals the recording, and that is not the server's.
+unseen() {
+    before "$1"
+    adapt 4 "server that is $1" "$model" --service "$url" --picture-reference "$reference"
+    row "server that is $1" image "not checked"
+    findings "server that is $1" ""
+    says "server that is $1: it is said" "$2" "$report/report.json"
+    kill "$pid" 2> /dev/null
+}
+unseen blind "not checked: nothing tells what the service makes of pictures.*the service told no log-probabilities"
+unseen silent "not checked: nothing tells what the service makes of pictures.*the service told neither counts nor log-probabilities"
+# One that takes pictures and never answers: it is waited for once.
+before hanging
+echo '{"questions": [{"question": "What?", "picture": "q.png", "answer": "x"}, {"question": "And?", "answer": "x"}]}' > "$scratch/questions.json"
+cp "$root/demo/pictures/q01.png" "$scratch/q.png"
+adapt 1 "server that hangs" "$model" --service "$url" --picture-reference "$reference" --questions "$scratch/questions.json" --answer-timeout 8
+row "server that hangs" image "not checked"
+findings "server that hangs" "S003"
+says "server that hangs: it is said" 'did not come in 8 s' "$report/report.json"
+[ "$(cat "$scratch/proxy.port.hung")" = . ] && ok "server that hangs: asked once" || not_ok "server that hangs: asked once" "$(cat "$scratch/proxy.port.hung")"
+kill "$pid" 2> /dev/null
 stop
 
 # ---- questions whose answers and prompt tokens are known
@@ -140,7 +165,19 @@ row "a known answer that is missed" image failed
 ask "$answer" "$((tokens + 1))"
 adapt 1 "stated prompt tokens that are missed" "$model" --questions "$scratch/questions.json"
 findings "stated prompt tokens that are missed" "I005"
-echo '{"questions": [{"picture": "q.png"}]}' > "$scratch/questions.json"
-run 1 "a file of questions that is none" "$day0" adapt "$model" --out "$report" --questions "$scratch/questions.json"
+# refused NAME WORDS JSON
+refused() {
+    echo "$3" > "$scratch/questions.json"
+    run 1 "questions: $1" "$day0" adapt "$model" --out "$report" --questions "$scratch/questions.json"
+    says "questions: $1, it is said" "$2" "$scratch/err"
+}
+refused "one without a question" 'has no "question"' '{"questions": [{"picture": "q.png"}]}'
+refused "one that reads as a picture" 'begins with "data:"' '{"questions": [{"question": "data: what is this?"}]}'
+refused "a file that is none" 'no array "questions"' '{"question": [{"picture": "q.png", "question": "What?"}]}'
+refused "more pictures than are sent" 'more than 4' '{"questions": [{"pictures": ["q.png", "q.png", "q.png", "q.png", "q.png"], "question": "What?"}]}'
+refused "a picture that is none" 'questions.json' '{"questions": [{"picture": "questions.json", "question": "What?"}]}'
+mkdir "$scratch/beside"
+refused "a picture from elsewhere" 'lies beside its file' '{"questions": [{"picture": "beside/../q.png", "question": "What?"}]}'
+refused "a picture by its whole path" 'lies beside its file' "{\"questions\": [{\"picture\": \"$scratch/q.png\", \"question\": \"What?\"}]}"
 run 2 "a file of questions that is not there" "$day0" adapt "$model" --out "$report" --questions "$scratch/none.json"
 finish

@@ -2,13 +2,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Stands before a server and spoils what passes, for channels.sh. Standard library only.
 
-    rewriting_proxy.py PORT_FILE UPSTREAM_URL FAULT     fault: none, bgr (red and blue of PNGs), swapped (pictures), fewer (one prompt token a picture is not counted)
+    rewriting_proxy.py PORT_FILE UPSTREAM_URL FAULT     fault: none, bgr (red and blue of PNGs), swapped (pictures), fewer (one prompt token a picture is not counted),
+                                                        blind (pictures are one grey, and no log-probabilities are told of them), silent (and no usage),
+                                                        hanging (requests with pictures are not answered, and counted in PORT_FILE.hung)
 """
 import base64
 import json
 import os
 import struct
 import sys
+import time
 import urllib.error
 import urllib.request
 import zlib
@@ -27,6 +30,15 @@ def chunks(png):
 
 def bgr(png):
     """8 bits, RGB, rows without filters: as stage 4 makes them."""
+    return spoil_pixels(png, False)
+
+
+def grey(png):
+    """The same size and one colour, whatever was there."""
+    return spoil_pixels(png, True)
+
+
+def spoil_pixels(png, grey):
     parts = list(chunks(png))
     width, height, depth, colour = struct.unpack(">IIBB", parts[0][1][:10])
     raw = bytearray(zlib.decompress(b"".join(d for t, d in parts if t == b"IDAT")))
@@ -34,12 +46,18 @@ def bgr(png):
     for y in range(height):
         row = y * (1 + 3 * width)
         assert raw[row] == 0
+        if grey:
+            raw[row + 1:row + 1 + 3 * width] = b"\x80" * (3 * width)
+            continue
         a, b = raw[row + 1:row + 1 + 3 * width:3], raw[row + 3:row + 1 + 3 * width:3]
         raw[row + 1:row + 1 + 3 * width:3], raw[row + 3:row + 1 + 3 * width:3] = b, a
 
     def chunk(kind, data):
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
     return png[:8] + chunk(b"IHDR", parts[0][1]) + chunk(b"IDAT", zlib.compress(bytes(raw))) + chunk(b"IEND", b"")
+
+
+SPOILT = {"bgr": bgr, "blind": grey, "silent": grey}
 
 
 def images(body):
@@ -56,11 +74,23 @@ def spoil_request(body):
         urls = [p["url"] for p in found][::-1]
         for p, url in zip(found, urls):
             p["url"] = url
-    elif FAULT == "bgr":
+    elif FAULT in SPOILT:
         for p in found:
             head, data = p["url"].split(",", 1)
-            p["url"] = head + "," + base64.b64encode(bgr(base64.b64decode(data))).decode()
+            p["url"] = head + "," + base64.b64encode(SPOILT[FAULT](base64.b64decode(data))).decode()
     return len(found)
+
+
+def spoil_answer(out, n):
+    answer = json.loads(out)
+    if FAULT == "fewer":
+        answer["usage"]["prompt_tokens"] -= n
+        answer["usage"]["total_tokens"] -= n
+    if FAULT in ("blind", "silent"):
+        answer["choices"][0]["logprobs"] = None
+    if FAULT == "silent":
+        del answer["usage"]
+    return json.dumps(answer).encode()
 
 
 class Proxy(BaseHTTPRequestHandler):
@@ -78,17 +108,18 @@ class Proxy(BaseHTTPRequestHandler):
                 data = json.dumps(body).encode()
             except (ValueError, KeyError, AttributeError):
                 pass
+        if FAULT == "hanging" and n:
+            with open(sys.argv[1] + ".hung", "a") as f:
+                f.write(".")
+            time.sleep(1000)
         request = urllib.request.Request(UPSTREAM + self.path, data=data, headers={"Content-Type": "application/json"} if data else {})
         try:
             with urllib.request.urlopen(request, timeout=100) as r:
                 status, kind, out = r.status, r.headers.get("Content-Type", ""), r.read()
         except urllib.error.HTTPError as e:
             status, kind, out = e.code, e.headers.get("Content-Type", ""), e.read()
-        if FAULT == "fewer" and n and status == 200 and "json" in kind:
-            answer = json.loads(out)
-            answer["usage"]["prompt_tokens"] -= n
-            answer["usage"]["total_tokens"] -= n
-            out = json.dumps(answer).encode()
+        if n and status == 200 and "json" in kind:
+            out = spoil_answer(out, n)
         self.send_response(status)
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(out)))

@@ -5,6 +5,7 @@
  * refused where it has nothing to change. Readings of recorded conversations that contradict themselves are
  * refused.
  */
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -252,9 +253,50 @@ static void test_rows(void **state)
     assert_float_equal((float)sum, 1.0f, 1e-5f);
 }
 
+/* The model's own numbers as a recording are equal at every step that it has; one that is no number is not.
+ */
+static void test_not_a_number(void **state)
+{
+    struct model *m = *state;
+    struct strbuf png = STRBUF_INIT;
+    struct computed c;
+    struct channel_held steps[CHANNEL_STEPS];
+    struct findings f;
+    float *logits;
+    struct err e = {0};
+    assert_int_equal(compute(m, conversation(m, true, 1), 0, &c, &e), ERR_OK);
+    assert_int_equal(channel_logits(&m->m, &c.c, NULL, 0, 0, c.c.n, &m->arena, &logits, &e), ERR_OK);
+    picture_png(&png, 44, 28, 7);
+    struct reference_picture picture = {png.data, png.len};
+    const struct reference r = {
+        .producer = "itself",
+        .precision = "float32",
+        .path = "memory",
+        .ids = c.c.ids,
+        .n_ids = c.c.n,
+        .n_prompt = c.c.n,
+        .logits = logits,
+        .vocab = (size_t)m->spec->vocab_size,
+        .messages = "[{\"role\":\"system\",\"content\":\"be the bell\"},{\"role\":\"user\","
+                    "\"content\":[{\"type\":\"text\",\"text\":\"and\"},{\"type\":\"image\"}]}]",
+        .pictures = &picture,
+        .n_pictures = 1};
+    findings_init(&f, NULL);
+    assert_int_equal(channel_reference(&m->m, &r, &m->arena, steps, &f, &e), ERR_OK);
+    assert_true(steps[CHANNEL_AT_LOGITS].held && steps[CHANNEL_AT_LOGITS].equal);
+    assert_int_equal(f.n, 0);
+    logits[(c.c.n - 1) * r.vocab + 5] = NAN;
+    assert_int_equal(channel_reference(&m->m, &r, &m->arena, steps, &f, &e), ERR_OK);
+    assert_true(steps[CHANNEL_AT_LOGITS].held && !steps[CHANNEL_AT_LOGITS].equal);
+    assert_int_equal(f.n, 1);
+    findings_release(&f);
+    strbuf_release(&png);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_changes),
-                                       cmocka_unit_test(test_nothing_to_change), cmocka_unit_test(test_rows)};
+                                       cmocka_unit_test(test_nothing_to_change), cmocka_unit_test(test_rows),
+                                       cmocka_unit_test(test_not_a_number)};
     return cmocka_run_group_tests(tests, open_model, close_model);
 }

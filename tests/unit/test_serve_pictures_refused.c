@@ -204,10 +204,13 @@ static void room_to_work(void **state)
         answer_release(&many[i]);
     }
     strbuf_clear(&b);
+    picture_part(&b, 64, 64, 1);
+    strbuf_puts(&b, ",");
     picture_part(&b, 1000, 1000, 1); /* RGBA and RGB are 7 MB, and there are 5 MiB */
     assert_int_equal(ask(s, b.data, "", &refused), 400);
-    if (!strstr(refused.message, "picture 0 of 1000 x 1000 pixels takes up to"))
+    if (!strstr(refused.message, "picture of 1000 x 1000 pixels takes up to"))
         fail_msg("%s", refused.message);
+    assert_string_equal(refused.param, "messages[0].content[1]");
     strbuf_clear(&b);
     picture_part(&b, 1400, 1400, 1); /* the body alone is 8 MB */
     assert_int_equal(ask(s, b.data, "", &refused), 400);
