@@ -103,9 +103,14 @@ const char *job_too_large(struct job *j)
     return text ? text : "needs more memory than there is";
 }
 
+uint64_t job_picture_room(const struct job *j)
+{
+    return j->plan.pictures ? j->plan_options.waiting_bytes : 0;
+}
+
 uint64_t job_to_hold(const struct job *j)
 {
-    uint64_t room = j->plan.pictures ? j->plan_options.waiting_bytes : 0;
+    uint64_t room = job_picture_room(j);
     return j->plan.total > room ? j->plan.total - room : j->plan.total;
 }
 

@@ -87,6 +87,8 @@ const char *job_too_large(struct job *j);
  * those. Held against what is measured; with the room, as little as half of a plan would hide what nobody
  * predicted. */
 uint64_t job_to_hold(const struct job *j);
+/* What the plan sets apart for pictures that wait, 0 where none are taken. */
+uint64_t job_picture_room(const struct job *j);
 
 int stage1_run(struct job *j, struct json_writer *w, struct err *e);
 int stage2_run(struct job *j, struct json_writer *w, struct err *e);

@@ -51,10 +51,11 @@ static int run_payload(struct job *j, struct json_writer *w, struct notes *notes
         struct preflight_payload_options o = {.threads = j->threads};
         job_progress(j, STAGE_MINIMAL, "reading every byte of the weights");
         rc = preflight_payload(j->ckpt, &o, j->f, &p, e);
-        int n = snprintf(
-            evidence, sizeof(evidence),
-            "%s in %" PRIu64 " tensors read: %" PRIu64 " hold NaN or infinity, %" PRIu64 " are all zero; ",
-            format_bytes(p.bytes_read, bytes, sizeof(bytes)), p.tensors, p.n_not_finite, p.n_all_zero);
+        int n = snprintf(evidence, sizeof(evidence),
+                         "files of %s read whole: of %" PRIu64 " tensors %" PRIu64
+                         " hold NaN or infinity, %" PRIu64 " are all zero; ",
+                         format_bytes(p.bytes_read, bytes, sizeof(bytes)), p.tensors, p.n_not_finite,
+                         p.n_all_zero);
         if (p.n_compared)
             snprintf(evidence + n, sizeof(evidence) - (size_t)n,
                      "%" PRIu64 " of %" PRIu64 " known hashes differ", p.n_mismatch, p.n_compared);

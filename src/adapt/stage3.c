@@ -23,7 +23,7 @@ static uint64_t allowed(uint64_t predicted)
 static void write_plan(struct job *j, struct json_writer *w)
 {
     const struct plan_memory *m = &j->plan;
-    const uint64_t room = m->pictures ? j->plan_options.waiting_bytes : 0;
+    const uint64_t room = job_picture_room(j);
     const struct {
         const char *key;
         uint64_t v;
@@ -190,10 +190,24 @@ static void write_service(struct job *j, struct json_writer *w, double seconds)
     json_end_object(w);
 }
 
+/* The room for pictures stands by itself: it follows from the memory that there is, not from the model, and
+ * would make most of the figure of a small one. */
+static void say_ready(struct job *j)
+{
+    char predicted[40], have[40], bytes[40], room[80] = "";
+    bool bad = job_errors(j, ROW_MEMORY) || job_errors(j, ROW_COMM);
+    if (job_picture_room(j))
+        snprintf(room, sizeof(room), " and %s set apart for pictures that wait",
+                 format_bytes(job_picture_room(j), bytes, sizeof(bytes)));
+    stage_say(j, STAGE_LAYOUT, bad ? STAGE_FAILED : STAGE_PASSED, "%s predicted%s, %s available; %s",
+              format_bytes(job_to_hold(j), predicted, sizeof(predicted)), room,
+              format_bytes(j->memory, have, sizeof(have)),
+              j->external ? "the server answers" : "service ready");
+}
+
 static int start(struct job *j, struct json_writer *w, struct err *e)
 {
     double seconds = 0;
-    char predicted[40], have[40];
     if (j->external) {
         use_external(j);
         job_row(j, ROW_MEMORY, ROW_NOT_CHECKED,
@@ -214,11 +228,7 @@ static int start(struct job *j, struct json_writer *w, struct err *e)
                   j->f->n ? j->f->items[j->f->n - 1].evidence : "");
         return ERR_OK;
     }
-    format_bytes(j->plan.total, predicted, sizeof(predicted));
-    format_bytes(j->memory, have, sizeof(have));
-    bool bad = job_errors(j, ROW_MEMORY) || job_errors(j, ROW_COMM);
-    stage_say(j, STAGE_LAYOUT, bad ? STAGE_FAILED : STAGE_PASSED, "%s predicted, %s available; %s", predicted,
-              have, j->external ? "the server answers" : "service ready");
+    say_ready(j);
     return ERR_OK;
 }
 

@@ -2,6 +2,7 @@
  *
  * day0 stress: load on a server given by its URL, or on one started here for a model directory.
  */
+#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -10,6 +11,7 @@
 #include "base/process.h"
 #include "base/thread.h"
 #include "cli/cli.h"
+#include "net/net.h"
 #include "stress/stress.h"
 
 struct stress_arguments {
@@ -76,15 +78,27 @@ struct child {
     char dir[64], port_file[96], log_file[96], url[64];
 };
 
-static int wait_for_port(struct child *c, struct arena *arena, struct err *e)
+static bool is_ready(const struct child *c)
+{
+    char url[96];
+    struct http_response answer = {0};
+    snprintf(url, sizeof url, "%s/health", c->url);
+    struct http_request request = {.url = url, .timeout_ns = UINT64_C(5000000000)};
+    bool ready = http_fetch(&request, NULL, NULL, &answer, NULL) == ERR_OK && answer.status == 200;
+    http_response_release(&answer);
+    return ready;
+}
+
+/* It listens before its engine has computed a first token, and refuses requests until then. */
+static int wait_until_ready(struct child *c, struct arena *arena, struct err *e)
 {
     for (uint64_t end = clock_ns() + UINT64_C(120000000000); clock_ns() < end; clock_sleep_ns(20000000)) {
         char *text = NULL;
         size_t n = 0;
-        if (file_read(c->port_file, 32, arena, &text, &n, NULL) == ERR_OK && n > 1) {
+        if (!c->url[0] && file_read(c->port_file, 32, arena, &text, &n, NULL) == ERR_OK && n > 1)
             snprintf(c->url, sizeof c->url, "http://127.0.0.1:%.*s", (int)strcspn(text, "\n"), text);
+        if (c->url[0] && is_ready(c))
             return ERR_OK;
-        }
         int rc = process_poll(&c->process, e);
         if (rc != ERR_OK)
             return rc;
@@ -95,7 +109,7 @@ static int wait_for_port(struct child *c, struct arena *arena, struct err *e)
                            text ? text : "");
         }
     }
-    return err_set(e, ERR_TIMEOUT, "the service did not listen within 120 s");
+    return err_set(e, ERR_TIMEOUT, "the service was not ready within 120 s");
 }
 
 static int start_child(struct child *c, struct common *common, struct arena *arena, struct err *e)
@@ -111,25 +125,28 @@ static int start_child(struct child *c, struct common *common, struct arena *are
         rc = err_set(e, ERR_IO, "cannot make a directory under /tmp: %m");
     snprintf(c->port_file, sizeof c->port_file, "%s/port", c->dir);
     snprintf(c->log_file, sizeof c->log_file, "%s/log", c->dir);
-    char *self = NULL, threads[16];
+    char *self = NULL, threads[16], memory[24];
     if (rc == ERR_OK)
         rc = process_self_path(arena, &self, e);
     if (rc != ERR_OK)
         return rc;
-    const char *argv[20] = {self, "serve", common->model, "--port", "0", "--port-file", c->port_file};
+    const char *argv[24] = {self, "serve", common->model, "--port", "0", "--port-file", c->port_file};
     size_t n = 7;
     snprintf(threads, sizeof threads, "%u", common->threads);
+    snprintf(memory, sizeof memory, "%" PRIu64, common->memory);
     const char *const extra[][2] = {{"--cpu", common->cpu},
                                     {"--device", common->device},
                                     {"--arch", common->arch},
-                                    {"--threads", common->threads ? threads : NULL}};
+                                    {"--threads", common->threads ? threads : NULL},
+                                    {"--memory", common->memory ? memory : NULL},
+                                    {"--activations", spec_activations_name(common->activations)}};
     for (size_t i = 0; i < ARRAY_LEN(extra); i++)
         if (extra[i][1]) {
             argv[n++] = extra[i][0];
             argv[n++] = extra[i][1];
         }
     rc = process_start(&c->process, argv, c->log_file, e);
-    return rc == ERR_OK ? wait_for_port(c, arena, e) : rc;
+    return rc == ERR_OK ? wait_until_ready(c, arena, e) : rc;
 }
 
 static void stop_child(struct child *c)

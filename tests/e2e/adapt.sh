@@ -13,6 +13,7 @@ for dir in stories260K-hf stories260K-hf-5shards; do
     seconds=$(($(date +%s) - begin))
     [ "$seconds" -lt 30 ] && ok "$dir: in $seconds s (under 30)" || not_ok "$dir: under 30 s" "$seconds"
     says "$dir: verdict pass" '"verdict": "pass"' "$scratch/out"
+    if grep -q 'set apart for pictures' "$scratch/$dir/report.json"; then not_ok "$dir: no room for pictures"; else ok "$dir: no room for pictures"; fi
     [ -s "$scratch/$dir/index.html" ] && [ -s "$scratch/$dir/report.json" ] && ok "$dir: report written" || not_ok "$dir: report written"
     if grep -Eq 'src="http|href="http' "$scratch/$dir/index.html"; then not_ok "$dir: the page is self-contained"; else ok "$dir: the page is self-contained"; fi
     run 0 "$dir: a second run resumes" "$day0" adapt "$model" --reference "$ref" --out "$scratch/$dir"
@@ -26,6 +27,9 @@ done
 run 0 "demo: adapt passes with its references" "$day0" adapt "$root/demo/model" --reference "$root/demo/reference.safetensors" \
     --picture-reference "$root/demo/pictures.safetensors" --questions "$root/demo/questions.json" --out "$scratch/demo" --json
 says "demo: verdict pass" '"verdict": "pass"' "$scratch/out"
+says "demo: room for pictures is told beside what is predicted" '[0-9.]+ MB predicted and [0-9.]+ [MG]B set apart for pictures that wait, ' "$scratch/demo/report.json"
+predicted=$(sed -n 's/.*"summary": "\(.*B predicted\) and .* set apart .*/\1/p' "$scratch/demo/report.json")
+says "demo: and the memory row holds the peak against the same figure" "measured under load \(VmHWM\), ${predicted:-nothing} \(plan\)" "$scratch/demo/report.json"
 says "demo: errors by position are in the report" '"decode_identical": ?true' "$scratch/demo/report.json"
 says "demo: and on its page" 'Errors by position' "$scratch/demo/index.html"
 first=$(grep -m1 '"picture": "pictures/q01.png"' "$root/demo/questions.json")

@@ -23,6 +23,11 @@ else
 fi
 run 0 "stress at the service" "$day0" stress "$url" --concurrency 4 --requests 12 --max-tokens 8 --json
 says "all requests went through" '"failed": 0' "$scratch/out"
+failures=0
+for _ in 1 2 3 4 5 6 7 8; do "$day0" stress "$root/demo/model" --requests 1 --max-tokens 1 > "$scratch/out" 2>&1 || failures=$((failures + 1)); done
+[ "$failures" = 0 ] && ok "stress at a model waits until it is ready" || not_ok "stress at a model waits until it is ready" "$failures of 8 failed"
+run 3 "stress at a model: its service gets --memory" "$day0" stress "$root/demo/model" --memory 1M --requests 1
+says "which is too little" 'this machine has 1.00 MB' "$scratch/err"
 kill -TERM "$service_pid"; wait "$service_pid"; status=$?
 [ "$status" = 0 ] && ok "SIGTERM ends it with status 0" || not_ok "SIGTERM ends it with status 0" "$status"
 finish
