@@ -68,6 +68,9 @@ def expressions():
 7 % -3
 7.5 // -2
 -7.5 % 2
+5.0 % -5
+-5.0 % 5
+134.0 // 0.77
 2 ** 10
 2 ** -1
 -2 ** 2
@@ -180,6 +183,7 @@ undefined_thing == other_undefined
 'hello WORLD'|capitalize
 'straße'.upper()
 'ÀÉÎ ΑΣ ΣΑΣ Ж'.lower()
+'ΑΣΑ ΑΣ1 Σ'.lower()
 'àéî ß ﬁ ж'.upper()
 'Hello'.swapcase()
 '  x  '.strip()
@@ -200,6 +204,7 @@ undefined_thing == other_undefined
 'a'.split('')
 'one\ntwo\r\nthree\n'.splitlines()
 'one\ntwo\n'.splitlines(true)
+'a\x0bb\x0cc\x1cd\x1de\x1ef\x1fg\x85h\u2028i\u2029j'.splitlines()
 'a-b-c'.partition('-')
 'a-b-c'.rpartition('-')
 'abc'.partition('x')
@@ -257,11 +262,22 @@ undefined_thing == other_undefined
 '%r' % 'it'
 '%d' % 3.7
 '%e %g' % (12345.678, 0.0001)
+'%#x|%#o|%X' % (255, 8, 255)
+'%-05d|%- 5d|%05d|%+.2f' % (5, 5, -5, 1.005)
+'%(a)s %s' % {'a': 1}
+'%s %(a)s %(a)s' % {'a': 1}
+'%(a)s %(b)s' % {'a': 1}
+'%5.1f%%|%i' % (12.34, 5.9)
 '{} {}'.format(1, 'a')
 '{1} {0}'.format(1, 'a')
 '{x}-{y}'.format(x=1, y=2)
 '{:>5}|{:<5}|{:^5}|{:05d}|{:,}|{:.2f}|{!r}'.format('a', 'b', 'c', 42, 1234567, 3.14159, 'q')
 '{:*^9}|{:+d}|{:x}|{:e}|{:%}'.format('mid', 3, 255, 12345.678, 0.25)
+'{:^4}|{:^6}|{:!>3}|{:=+5}|{:<4}|'.format('a', 'abc', 7, 7, 7)
+'{:05}|{:*<05}|{:>05}|{:<05}|{:*>05}'.format('ab', 'ab', 'ab', 7, 7)
+'%05s|' % 'ab'
+'{:#x}|{:#o}|{:X}|{: d}|{:,.1f}'.format(255, 8, 255, 5, 12345.67)
+'{!s}|{!r:>5}|{:.2}'.format('a', 'b', 'cde')
 '{{}} {}'.format(1)
 '{}'.format(1.0)
 '{}'.format(none)
@@ -288,6 +304,19 @@ true|string
 none|int
 []|int
 '1_000'|int
+'1__0'|int
+'_1'|int
+'1_'|int
+'1_0.2_5e0_1'|float
+'1_.5'|float
+'1._5'|float
+'1e_5'|float
+'-12'|int
+'+7'|int
+'-'|int(3)
+'12'|int(base=2)
+'0b11'|int(0, 2)
+'0o17'|int(0, 8)
 '3.5'|float
 'x'|float
 '1e3'|float
@@ -315,13 +344,20 @@ none|float(2.5)
 [3, 1, 2]|sort(true)
 [1, 'a']|sort
 [{'n': 2}, {'n': 1}]|sort(attribute='n')
+[{'n': 1, 'm': 1}, {'n': 1, 'm': 2}, {'n': 2}]|sort(reverse=true, attribute='n')
 [3, 1, 2]|max
 [3, 1, 2]|min
 []|max
 ['b', 'A']|max
+['a', 'A']|max
+['A', 'a']|min
+['b', 'A']|max(true)
+[{'a': 1, 'b': 2}, {'a': 2, 'b': 1}]|max(attribute='b')
+[{'a': 1, 'b': 2}, {'a': 2, 'b': 1}]|min(attribute='b')
 [1, 2, 1, 3]|unique|list
 ['a', 'A', 'b']|unique|list
 ['a', 'A', 'b']|unique(true)|list
+[{'a': 1, 'b': 1}, {'a': 1, 'b': 2}]|unique(attribute='a')|list
 [1, 2, 3]|first
 []|first
 [1, 2, 3]|last
@@ -371,11 +407,18 @@ none|float(2.5)
 '  hi  '|trim
 'xxhixx'|trim('x')
 'a b  c'|wordcount
+'a_b 1c, d-e é'|wordcount
 'foo bar baz qux'|truncate(9)
 'foo bar baz qux'|truncate(9, true)
 'foo bar baz qux'|truncate(11)
+'foo bar baz qux'|truncate(10)
+'foo bar baz qux'|truncate(2)
+'foo bar baz qux'|truncate(9, end='…')
 'foo bar baz qux'|truncate(11, false, '...', 0)
 'abc'|center(9)
+'abc'|center(8) ~ '|'
+'ab'|center(5) ~ '|'
+'abc'|center(2)
 'abab'|replace('a', 'x')
 'abab'|replace('a', 'x', 1)
 5|replace(5, 6)
@@ -440,6 +483,14 @@ range is callable
 1 is eq 1
 1 is ne 2
 1 is lt 2
+2 is lt 2
+2 is gt 2
+2 is le 1
+3 is gt 2
+2 is ge 3
+2 is le(2)
+'a' is escaped
+('a'|e) is escaped
 2 is ge(2)
 1 is in [1, 2]
 1 is sameas 1
@@ -483,6 +534,9 @@ dict([('a', 1)])
 dict({'a': 1}, b=2)
 strftime_now('%Y-%m-%d')
 strftime_now('%d %B %Y')
+strftime_now('%-m/%-d/%Y')
+strftime_now('%-')
+strftime_now('100%')
 strftime_now('%H:%M %j %A %b %% %p')
 raise_exception('no')
 range('x')

@@ -29,7 +29,7 @@ struct prompt_front {
     struct output_rules *output;       /* how to read what the model writes; NULL: all of it is text */
     struct prompt_template *templates; /* by name; the first is the default one */
     uint32_t n_templates;
-    const char *template_text;      /* of the first one found, understood or not; NULL: none */
+    const char *template_text;      /* of the first one read, understood or not; NULL: none */
     struct err template_error;      /* where there is one and it is not understood */
     const struct json *token_names; /* object: bos_token and the like -> text, for templates */
     int32_t media_ids[8];           /* what pictures, videos and sound become in a prompt */

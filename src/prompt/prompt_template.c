@@ -79,6 +79,23 @@ static int add_from_json(struct prompt_front *p, const struct json *v, struct er
     return rc;
 }
 
+/* *text NULL: it does not exist, or it is too long, which is told like one that is not understood. */
+static int read_template(struct prompt_front *p, struct ckpt *c, const char *name, char **text, size_t *n,
+                         struct err *e)
+{
+    struct err why = {0};
+    int rc = read_optional(p, c, name, MAX_TEMPLATE_FILE, text, n, &why);
+    if (rc == ERR_LIMIT) {
+        p->has_template = true;
+        if (p->template_error.code == 0)
+            p->template_error = why;
+        return ERR_OK;
+    }
+    if (rc && e)
+        *e = why;
+    return rc;
+}
+
 /* additional_chat_templates/NAME.jinja, in the order of their names. */
 static int add_folder(struct prompt_front *p, struct ckpt *c, struct err *e)
 {
@@ -103,7 +120,7 @@ static int add_folder(struct prompt_front *p, struct ckpt *c, struct err *e)
         char *text;
         size_t n;
         snprintf(path, sizeof path, "additional_chat_templates/%s", names[i]);
-        rc = read_optional(p, c, path, MAX_TEMPLATE_FILE, &text, &n, e);
+        rc = read_template(p, c, path, &text, &n, e);
         names[i][strlen(names[i]) - strlen(".jinja")] = '\0';
         if (rc == 0 && text)
             rc = add_template(p, names[i], text, n, e);
@@ -196,19 +213,9 @@ int templates_read(struct prompt_front *p, struct ckpt *c, const struct json *co
     char *text;
     size_t n;
     const struct json *processor;
-    struct err why = {0};
-    int rc = read_optional(p, c, "chat_template.jinja", MAX_TEMPLATE_FILE, &text, &n, &why);
-    if (rc == ERR_LIMIT) {
-        p->has_template = true;
-        if (p->template_text == NULL && (p->template_text = arena_strndup(&p->arena, text, n)) == NULL)
-            return err_set(e, ERR_NOMEM, "out of memory for the chat template");
-        p->template_error = why;
-    } else if (rc) {
-        if (e)
-            *e = why;
-        return rc;
-    }
-    rc = text ? add_template(p, "default", text, n, e) : ERR_OK;
+    int rc = read_template(p, c, "chat_template.jinja", &text, &n, e);
+    if (rc == 0 && text)
+        rc = add_template(p, "default", text, n, e);
     if (rc == 0)
         rc = add_folder(p, c, e);
     if (rc == 0 && !p->has_template)

@@ -248,6 +248,12 @@ static bool parse_int(const struct jstr *s, jint base, jint *out)
     return digit;
 }
 
+static bool is_digit(const struct jstr *s, uint32_t i)
+{
+    return i < s->n && s->s[i] >= '0' && s->s[i] <= '9';
+}
+
+/* "_" only between digits, as in Python. */
 static bool parse_float(struct jrun *x, const struct jstr *text, double *out)
 {
     const struct jstr *s = jinja_strip(x, text, NULL, true, true).as.s;
@@ -260,6 +266,8 @@ static bool parse_float(struct jrun *x, const struct jstr *text, double *out)
             return false;
         if (s->s[i] != '_')
             copy[n++] = s->s[i];
+        else if (i == 0 || !is_digit(s, i - 1) || !is_digit(s, i + 1))
+            return false;
     }
     copy[n] = '\0';
     *out = strtod(copy, &end);

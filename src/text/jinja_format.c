@@ -245,7 +245,7 @@ struct jval jinja_percent(struct jrun *x, const struct jstr *f, struct jval args
         if (!by_name && used >= n)
             jinja_fail(x, ERR_INVALID, "not enough arguments for format string");
         put_percent(x, &out, by_name ? v : tuple ? args.as.list->items[used] : args, &spec);
-        used += !by_name;
+        used = by_name ? n : used + 1; /* a named value is the last: none without a name may follow */
     }
     if (used < n && args.type != J_DICT && !(args.type == J_LIST && !tuple))
         jinja_fail(x, ERR_INVALID, "not all arguments converted during string formatting");
@@ -278,6 +278,7 @@ static struct format_spec read_spec(struct jrun *x, const struct jstr *f, size_t
     }
     if (at < end && f->s[at] == '0') {
         spec.zero = true;
+        spec.fill = spec.fill ? spec.fill : jinja_text(x, "0").as.s; /* behind text, too */
         at++;
     }
     spec.width = read_number(x, f, &at);

@@ -215,7 +215,7 @@ static void slice_indices(struct jrun *x, const struct jval bound[3], jint n, ji
             continue;
         }
         jint v = jinja_as_int(x, bound[i], "the bound of a slice");
-        v = v < 0 ? (v < -n ? low : v + n) : v;
+        v += v < 0 ? n : 0;
         edge[i] = v < low ? low : v > high ? high : v;
     }
     jint span = *step < 0 ? edge[0] - edge[1] : edge[1] - edge[0];

@@ -443,6 +443,29 @@ static void bad_templates_and_messages(void **state)
     }
 }
 
+/* A template of more than 1 MiB is not read, and the model opens all the same. */
+static void templates_that_are_too_long(void **state)
+{
+    (void)state;
+    static char large[(1 << 20) + 2];
+    memset(large, 'x', sizeof large - 1);
+    for (int which = 0; which < 2; which++) {
+        struct fixture *f = open_front(NULL, NULL, which ? "file" : large);
+        struct ids ids = {0};
+        struct err e = {0};
+        if (which)
+            add_file(f, "additional_chat_templates/rag.jinja", large);
+        open_it(f);
+        assert_true(f->front->has_template && !f->front->template_works);
+        assert_int_equal(
+            prompt_messages(f->front, parse(f, "[{\"role\":\"user\",\"content\":\"a\"}]"), NULL, &ids, &e),
+            ERR_UNSUPPORTED);
+        assert_non_null(strstr(e.message, "1048577 bytes"));
+        text_is(f, "a", 3, (const int32_t[]){1, 259, 260});
+        close_front(f);
+    }
+}
+
 static void what_is_wrong_is_found(void **state)
 {
     (void)state;
@@ -531,6 +554,7 @@ int main(void)
         cmocka_unit_test(arguments_are_objects),
         cmocka_unit_test(bad_templates_and_messages),
         cmocka_unit_test(ranks_of_tiktoken),
+        cmocka_unit_test(templates_that_are_too_long),
         cmocka_unit_test(what_is_wrong_is_found),
     };
     return cmocka_run_group_tests_name("prompt", tests, NULL, NULL);
