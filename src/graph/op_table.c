@@ -166,28 +166,27 @@ double node_attr_f(const struct d0_node *n, uint32_t key, double absent)
     return a && a->is_float ? a->v.f : absent;
 }
 
-bool node_set_attr_i(struct d0_node *n, uint32_t key, int64_t value)
+/* In the place of one with the same key, or behind the last; false: there is no room. */
+static bool set_attr(struct d0_node *n, struct d0_attr attr)
 {
-    struct d0_attr *a = (struct d0_attr *)node_attr(n, key);
+    struct d0_attr *a = (struct d0_attr *)node_attr(n, attr.key);
     if (a == NULL) {
         if (n->n_attrs >= D0_MAX_NODE_ATTRS)
             return false;
         a = &n->attrs[n->n_attrs++];
     }
-    *a = (struct d0_attr){.key = key, .is_float = 0, .v.i = value};
+    *a = attr;
     return true;
+}
+
+bool node_set_attr_i(struct d0_node *n, uint32_t key, int64_t value)
+{
+    return set_attr(n, (struct d0_attr){.key = key, .is_float = 0, .v.i = value});
 }
 
 bool node_set_attr_f(struct d0_node *n, uint32_t key, double value)
 {
-    struct d0_attr *a = (struct d0_attr *)node_attr(n, key);
-    if (a == NULL) {
-        if (n->n_attrs >= D0_MAX_NODE_ATTRS)
-            return false;
-        a = &n->attrs[n->n_attrs++];
-    }
-    *a = (struct d0_attr){.key = key, .is_float = 1, .v.f = value};
-    return true;
+    return set_attr(n, (struct d0_attr){.key = key, .is_float = 1, .v.f = value});
 }
 
 const char *partition_name(enum partition p)

@@ -167,13 +167,18 @@ void host_close(struct host *h)
     free(h);
 }
 
-static void put_count(struct json_writer *w, const char *key, uint64_t v)
+void host_put_known(struct json_writer *w, const char *key, uint64_t v, uint64_t unknown)
 {
     json_key(w, key);
-    if (v)
-        json_write_u64(w, v);
-    else
+    if (v == unknown)
         json_write_null(w);
+    else
+        json_write_u64(w, v);
+}
+
+static void put_count(struct json_writer *w, const char *key, uint64_t v)
+{
+    host_put_known(w, key, v, 0);
 }
 
 static void write_devices(const struct host *h, struct json_writer *w)
@@ -230,19 +235,7 @@ void host_write_members(const struct host *h, struct json_writer *w)
     json_put_string(w, "limited_by", h->memory_limit_source);
     json_end_object(w);
     put_count(w, "disk_free_bytes", h->disk_free);
-    json_key(w, "libraries");
-    json_begin_array(w);
-    for (size_t i = 0; i < h->n_libraries; i++) {
-        const struct host_library *l = &h->libraries[i];
-        json_begin_object(w);
-        json_put_string(w, "name", l->name);
-        json_put_string(w, "version", l->version);
-        json_put_string(w, "package", l->package);
-        json_put_string(w, "role", l->role);
-        json_put_bool(w, "found", l->found);
-        json_end_object(w);
-    }
-    json_end_array(w);
+    host_put_libraries(w, h);
     write_devices(h, w);
     json_put_string(w, "topology", h->topology);
     json_put_string(w, "capture", h->capture);

@@ -211,15 +211,6 @@ int host_open_capture(struct host **out, const char *path, struct err *e)
 
 /* ---- capturing */
 
-static void put_known(struct json_writer *w, const char *key, uint64_t v, uint64_t unknown)
-{
-    json_key(w, key);
-    if (v == unknown)
-        json_write_null(w);
-    else
-        json_write_u64(w, v);
-}
-
 static void write_probed(const struct host *h, struct json_writer *w)
 {
     json_key(w, "probed");
@@ -228,27 +219,15 @@ static void write_probed(const struct host *h, struct json_writer *w)
     json_put_string(w, "kernel", h->kernel);
     json_put_string(w, "arch", h->arch);
     json_put_string(w, "compiler", h->compiler);
-    put_known(w, "cores", h->n_cores, 0);
-    put_known(w, "sockets", h->n_sockets, 0);
-    put_known(w, "numa_nodes", h->n_numa, 0);
-    put_known(w, "threads_allowed", h->n_threads_allowed, 0);
-    put_known(w, "l2_bytes", h->l2_bytes, 0);
-    put_known(w, "l3_bytes", h->l3_bytes, 0);
-    put_known(w, "disk_free_bytes", h->disk_free, 0);
-    put_known(w, "address_space_left", h->address_space_left, UINT64_MAX);
-    json_key(w, "libraries");
-    json_begin_array(w);
-    for (size_t i = 0; i < h->n_libraries; i++) {
-        const struct host_library *l = &h->libraries[i];
-        json_begin_object(w);
-        json_put_string(w, "name", l->name);
-        json_put_string(w, "version", l->version);
-        json_put_string(w, "package", l->package);
-        json_put_string(w, "role", l->role);
-        json_put_bool(w, "found", l->found);
-        json_end_object(w);
-    }
-    json_end_array(w);
+    host_put_known(w, "cores", h->n_cores, 0);
+    host_put_known(w, "sockets", h->n_sockets, 0);
+    host_put_known(w, "numa_nodes", h->n_numa, 0);
+    host_put_known(w, "threads_allowed", h->n_threads_allowed, 0);
+    host_put_known(w, "l2_bytes", h->l2_bytes, 0);
+    host_put_known(w, "l3_bytes", h->l3_bytes, 0);
+    host_put_known(w, "disk_free_bytes", h->disk_free, 0);
+    host_put_known(w, "address_space_left", h->address_space_left, UINT64_MAX);
+    host_put_libraries(w, h);
     json_put_string(w, "topology", h->topology);
     json_end_object(w);
 }

@@ -41,6 +41,10 @@ void host_probe_topology(struct host *h);
 int host_probe_libraries(struct host *h);
 /* Cards, links, and the driver's version: from kernel text. */
 void host_read_devices(struct host *h, const struct host_source *from);
+/* The member "libraries". */
+void host_put_libraries(struct json_writer *w, const struct host *h);
+/* A number, or null where it is `unknown`. */
+void host_put_known(struct json_writer *w, const char *key, uint64_t v, uint64_t unknown);
 struct host_library *host_find_library(const struct host *h, const char *name); /* or NULL */
 
 /* Typed members of untrusted documents: strings without control characters but newlines, in the arena; absent

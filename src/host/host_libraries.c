@@ -242,3 +242,20 @@ int host_probe_libraries(struct host *h)
     read_packages(h);
     return 0;
 }
+
+void host_put_libraries(struct json_writer *w, const struct host *h)
+{
+    json_key(w, "libraries");
+    json_begin_array(w);
+    for (size_t i = 0; i < h->n_libraries; i++) {
+        const struct host_library *l = &h->libraries[i];
+        json_begin_object(w);
+        json_put_string(w, "name", l->name);
+        json_put_string(w, "version", l->version);
+        json_put_string(w, "package", l->package);
+        json_put_string(w, "role", l->role);
+        json_put_bool(w, "found", l->found);
+        json_end_object(w);
+    }
+    json_end_array(w);
+}

@@ -98,6 +98,16 @@ static struct kind *kind_of(struct check *x, struct kinds *k, const char *name)
     return &k->items[at];
 }
 
+static int add_to_kind(struct check *x, struct kinds *kinds, const struct wanted *w)
+{
+    struct kind *k = kind_of(x, kinds, w->name);
+    if (!k)
+        return ERR_NOMEM;
+    k->first = k->first ? k->first : w;
+    tally_add(&k->tensors, w->name);
+    return ERR_OK;
+}
+
 static void kinds_release(struct kinds *k)
 {
     strmap_release(&k->map);
@@ -232,13 +242,7 @@ static int check_missing(struct check *x)
         const struct wanted *w = &x->wanted[i];
         if (!is_missing(x, w) || layer_is_gone(&layers, w->layer))
             continue;
-        struct kind *k = kind_of(x, &kinds, w->name);
-        if (!k) {
-            rc = ERR_NOMEM;
-        } else {
-            k->first = k->first ? k->first : w;
-            tally_add(&k->tensors, w->name);
-        }
+        rc = add_to_kind(x, &kinds, w);
     }
     if (!rc)
         rc = count_described(x, &kinds);
@@ -308,13 +312,7 @@ static int check_shapes(struct check *x)
         const struct wanted *w = &x->wanted[i];
         if (!w->tensor || x->c->shards[w->tensor->shard].malformed || same_shape(w))
             continue;
-        struct kind *k = kind_of(x, &kinds, w->name);
-        if (!k) {
-            rc = ERR_NOMEM;
-        } else {
-            k->first = k->first ? k->first : w;
-            tally_add(&k->tensors, w->name);
-        }
+        rc = add_to_kind(x, &kinds, w);
     }
     if (!rc)
         rc = report_shapes(x, &kinds);
@@ -396,13 +394,7 @@ static int check_narrowed(struct check *x)
         if (!w->tensor || w->role != ROLE_WEIGHT || !dtype_is_float(keeps) ||
             !dtype_is_float(w->tensor->dtype) || dtype_bits(w->tensor->dtype) >= dtype_bits(keeps))
             continue;
-        struct kind *k = kind_of(x, &kinds, w->name);
-        if (!k) {
-            rc = ERR_NOMEM;
-        } else {
-            k->first = k->first ? k->first : w;
-            tally_add(&k->tensors, w->name);
-        }
+        rc = add_to_kind(x, &kinds, w);
     }
     for (size_t i = 0; !rc && i < kinds.n; i++)
         finding_add(x->f, FINDING_W023, subject_of(&kinds.items[i], subject, sizeof(subject)),
