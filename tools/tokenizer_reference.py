@@ -308,10 +308,16 @@ def record(material, out):
     recipe = json.load(open(out + "/text.json"))
     texts = [fnv(generate(recipe, b).encode()) for b in range(len(recipe["classes"]))]
     result = {"producer": "tokenizers %s, tiktoken %s" % (tokenizers.__version__, tiktoken.__version__), "text": texts, "material": [], "made": [], "components": []}
-    for path in sorted(glob.glob(material + "/tokenizers/*/tokenizer.json.gz")):
+    seen = set()
+    for path in sorted(glob.glob(material + "/tokenizers/*/tokenizer.json.gz")) + sorted(glob.glob(material + "/models/*/tokenizer.json")):
         entry = {"file": path[len(material) + 1:]}
+        with (gzip.open if path.endswith(".gz") else open)(path, "rb") as f:
+            text = f.read().decode()
+        if text in seen:  # one that several models share
+            continue
+        seen.add(text)
         try:
-            t = tokenizers.Tokenizer.from_str(gzip.open(path).read().decode())
+            t = tokenizers.Tokenizer.from_str(text)
         except Exception as e:
             result["material"].append(dict(entry, refused=str(e)))
             continue

@@ -9,14 +9,18 @@
 
 /* ---- text */
 
+/* The answer on a line of its own: what a chat answers does not continue the question. */
 static void text_answer(struct strbuf *b, const struct json *c)
 {
     const char *prompt = fact_text(c, "prompt"), *output = fact_text(c, "output");
-    if (*output) {
+    if (*prompt || *output) {
         strbuf_puts(b, "<blockquote><bdi><span class=\"note\">");
         html_text_n(b, prompt, strlen(prompt), 120);
-        strbuf_puts(b, "</span>");
-        html_text_n(b, output, strlen(output), 280);
+        strbuf_puts(b, "</span></bdi>\n<bdi>");
+        if (*output)
+            html_text_n(b, output, strlen(output), 280);
+        else
+            strbuf_puts(b, "<span class=\"note\">(no text)</span>");
         strbuf_puts(b, "</bdi></blockquote>");
     }
     if (*fact_text(c, "why")) {

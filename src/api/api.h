@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * One model, opened whole on one device: what run, serve and the public library (include/day0.h) stand on.
+ * One model, opened whole on one device: what run and serve stand on.
  * Owns the order of opening and closing and the sizes of the engine; everything else is done by the rooms
  * below.
  */

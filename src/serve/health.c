@@ -299,8 +299,10 @@ void write_page(struct strbuf *out, const struct serve *s)
 {
     strbuf_puts(out,
                 "<!doctype html><html lang=\"en\"><meta charset=\"utf-8\"><title>day0</title>"
-                "<style>body{font:16px/1.5 system-ui,sans-serif;max-width:44em;margin:3em auto;padding:0 1em}"
-                "code{background:#eee;padding:0 .3em}</style><h1>day0</h1><p>This server answers for the "
+                "<meta name=\"viewport\" content=\"width=device-width\">"
+                "<style>:root{color-scheme:light dark}body{font:16px/1.5 "
+                "system-ui,sans-serif;max-width:44em;margin:3em auto;padding:0 1em}"
+                "code{background:#8883;padding:0 .3em}</style><h1>day0</h1><p>This server answers for the "
                 "model <code>");
     put_html(out, s->model_name);
     strbuf_printf(out, "</code>, up to %u tokens per request.</p><ul>", s->max_context);
@@ -309,7 +311,9 @@ void write_page(struct strbuf *out, const struct serve *s)
                                            {"/v1/models", "the model"}};
     for (size_t i = 0; i < ARRAY_LEN(lines); i++)
         strbuf_printf(out, "<li><a href=\"%s\">%s</a>: %s</li>", lines[i][0], lines[i][0], lines[i][1]);
-    strbuf_puts(out, "<li><code>POST /v1/completions</code>, <code>POST /v1/chat/completions</code>: text, "
-                     "in OpenAI's format</li></ul>"
-                     "</html>\n");
+    strbuf_printf(out,
+                  "<li><code>POST /v1/completions</code>: text, in OpenAI's format</li>"
+                  "<li><code>POST /v1/chat/completions</code>: conversations%s, in OpenAI's format</li></ul>"
+                  "</html>\n",
+                  s->pool ? " with pictures" : "");
 }

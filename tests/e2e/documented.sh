@@ -1,5 +1,5 @@
 #!/bin/sh
-# docs/ says what there is: every option of every --help, every key of every --json, of the report and of the service's answers, every
+# The documents say what there is: every room, every option of every --help, every key of every --json, of the report and of the service's answers, every
 # metric, every parameter of a request. Names only: whether what is said of them is true needs a reader.
 . "$(dirname "$0")/lib.sh"
 docs=$root/docs
@@ -18,6 +18,12 @@ all() {
 }
 # named WHAT PAGE NAMES : each stands there in code, alone or within a path (`choices[0].delta.content`), or as a key of an example
 named() { all "$1" "$2" '[`"]([][a-z_0-9.]*\.)?%s[`".{]' "$3"; }
+
+# ---- rooms ----
+sed -n 's/^\([a-z]*\):.*/\1/p' "$root/tools/layers.txt" > "$scratch/layers"
+sed -n '/^## Rooms/,/^## Life/s/^| \([a-z]*\) | .*/\1/p' "$root/ARCHITECTURE.md" | grep -vx room > "$scratch/out"
+cmp -s "$scratch/layers" "$scratch/out" && ok "the rooms of ARCHITECTURE.md are those of layers.txt, in their order" ||
+    not_ok "the rooms of ARCHITECTURE.md are those of layers.txt, in their order"
 
 # ---- options ----
 for command in $("$day0" --help | sed -n 's/^  day0 \([a-z]*\) .*/\1/p'); do

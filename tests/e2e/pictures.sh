@@ -49,8 +49,12 @@ if command -v curl > /dev/null; then
     says "a URL is refused" 'fetches nothing' "$scratch/out"
     curl -s "$url/metrics" > "$scratch/out"
     says "its pictures are counted" '^day0_images_encoded_total 1$' "$scratch/out"
+    curl -s "$url/" > "$scratch/out"
+    says "its page says that it takes some" 'conversations with pictures' "$scratch/out"
     kill -TERM "$service_pid"; wait "$service_pid"
     serve "$model" --context 256 --no-images
+    curl -s "$url/" > "$scratch/out"
+    says "started without pictures, its page does not" 'conversations, in' "$scratch/out"
     post "data:image/png;base64,$(base64 < "$model/a.png" | tr -d '\n')"
     says "started without pictures, it says so" 'without pictures' "$scratch/out"
     kill -TERM "$service_pid"; wait "$service_pid"

@@ -132,7 +132,8 @@ static inline const char *fixture_stage4(void)
            "\"why\":\"\",\"prompt\":\"\xe4\xbd\xa0\xe5\xa5\xbd, "
            "\xc3\xa9t\xc3\xa9 \xf0\x9f\x8c\x8d\",\"output\":\"<b>not bold</b> & "
            "more\",\"prompt_tokens\":9,\"output_tokens\":16,\"ms\":{\"tokenize\":0.03,"
-           "\"first_token\":44.1,\"decode\":320,\"total\":364}},{\"name\":\"BOS "
+           "\"first_token\":44.1,\"decode\":320,\"total\":364}},{\"name\":\"silent\",\"passed\":true,"
+           "\"prompt\":\"Alone\",\"output\":\"\",\"ms\":{\"total\":1.6}},{\"name\":\"BOS "
            "once\",\"passed\":true,\"why\":\"usage.prompt_tokens equals the "
            "tokenizer's own count in 5 of 5 cases\",\"prompt\":\"\",\"output\":\"\",\"ms\":{}}]}";
 }

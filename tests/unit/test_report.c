@@ -62,6 +62,8 @@ static void test_page_has_everything(void **state)
     assert_non_null(strstr(text, "concurrency 8"));
     assert_non_null(strstr(text, x.report.sha_manifest));
     assert_non_null(strstr(text, "no kernel for this type"));
+    assert_non_null(strstr(text, "Once upon a time</span></bdi>\n<bdi>, there was")); /* two lines */
+    assert_non_null(strstr(text, "Alone</span></bdi>\n<bdi><span class=\"note\">(no text)</span>"));
     assert_non_null(strstr(text, "<td>nvidia driver &gt;= 580 with cuda runtime &gt;= 13</td>"));
     assert_non_null(strstr(text, "<td>libevent &gt;= 2.1.13 or package &gt;= 2.1.12-stable-8+deb12u1</td>"));
     assert_int_equal(count(text, "</i>violated</span>"), 1);

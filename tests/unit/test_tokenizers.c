@@ -20,7 +20,7 @@
 
 #define DIR          TEST_SOURCE_ROOT "/tests/tokenizers"
 #define MAX_FILE     (64u << 20)
-#define MIN_MATERIAL 5
+#define MIN_MATERIAL 6
 #define FNV_START    0xCBF29CE484222325u
 #define COMPONENT_FMT                                                                                        \
     "{\"version\":\"1.0\",\"added_tokens\":[],\"post_processor\":null,\"decoder\":null,\"model\":{\"type\":" \
