@@ -16,23 +16,13 @@
 
 #include "image/image.h"
 #include "picture_case.h"
+#include "tap.h"
 
 #define LIMIT   1e-4 /* relative L2 of a row, free running from the pixels on */
 #define MOVES   3e-4 /* a change moves the worst row by this at least: LIMIT would not let it pass */
 #define THREADS 2
 
 #define TREE TEST_SOURCE_ROOT "/tests/parity"
-
-struct tap {
-    unsigned n, failed;
-};
-
-static void result(struct tap *tap, bool ok, const char *name, const char *detail)
-{
-    tap->failed += !ok;
-    printf("%sok %u - %s: %s\n", ok ? "" : "not ", ++tap->n, name, detail);
-    fflush(stdout);
-}
 
 /* What is fed wrongly on purpose. */
 enum change {
@@ -403,6 +393,5 @@ int main(void)
             test_family(&tap, names[i]);
     }
     arena_release(&arena);
-    printf("1..%u\n", tap.n);
-    return rc || tap.failed || tap.n == 0 ? 1 : 0;
+    return tap_end(&tap) || rc;
 }
