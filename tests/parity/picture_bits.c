@@ -21,6 +21,7 @@
 #include "base/file.h"
 #include "base/str.h"
 #include "picture_case.h"
+#include "tap.h"
 
 /* ---- counting what reaches the allocator (--wrap at link time) ----------------------------------------- */
 
@@ -62,17 +63,6 @@ void *__wrap_aligned_alloc(size_t align, size_t n)
 /* -------------------------------------------------------------------------------------------------------- */
 
 enum { SEQS = 4 };
-
-struct tap {
-    unsigned n, failed;
-};
-
-static void result(struct tap *tap, bool ok, const char *name, const char *detail)
-{
-    tap->failed += !ok;
-    printf("%sok %u - %s: %s\n", ok ? "" : "not ", ++tap->n, name, detail);
-    fflush(stdout);
-}
 
 /* ---- engine -------------------------------------------------------------------------------------------- */
 
@@ -787,6 +777,5 @@ int main(void)
         }
         model_close(&m);
     }
-    printf("1..%u\n", tap.n);
-    return tap.failed ? 1 : 0;
+    return tap_end(&tap);
 }

@@ -35,7 +35,7 @@ static void *room(struct model *m, size_t n, size_t size)
     return p;
 }
 
-static bool has_input(const struct graph *g, uint32_t role)
+bool has_input(const struct graph *g, uint32_t role)
 {
     for (uint32_t i = 0; i < g->n_values; i++)
         if (g->values[i].kind == D0_VALUE_INPUT && g->values[i].role == role)
@@ -52,18 +52,23 @@ static int plan_grids(struct model *m, const struct json *pictures, struct err *
     const struct image_configs files = {json_get(pictures, "processor"), NULL, json_get(m->t.root, "config")};
     struct image_processor p;
     struct image_plan plan;
-    int64_t h = 0, w = 0;
+    int64_t h, w;
     int rc = image_processor_open(&files, NULL, &p, e);
+    if (rc == 0 && list->n != PICTURES)
+        return err_set(e, ERR_FORMAT, "%zu sizes of pictures", (size_t)list->n);
     for (uint32_t i = 0; rc == 0 && i < PICTURES; i++) {
-        json_i64(json_at(json_at(list, i), 0), &h);
-        json_i64(json_at(json_at(list, i), 1), &w);
+        if (!json_i64(json_at(json_at(list, i), 0), &h) || !json_i64(json_at(json_at(list, i), 1), &w))
+            return err_set(e, ERR_FORMAT, "size %u is no two numbers", i);
         rc = image_plan(&p, (uint32_t)w, (uint32_t)h, NULL, &plan, e);
         if (rc == 0 && plan.n_tiles > MOST_TILES - m->n_grids)
             rc = err_set(e, ERR_FORMAT, "more than %d tiles", MOST_TILES);
         if (rc == 0)
             rc = image_plan_grids(&plan, m->s->tower.patch, m->s->tower.lines, m->grids + m->n_grids, e);
-        m->tiles[i] = rc ? 0 : (uint32_t)plan.n_tiles;
+        if (rc)
+            return rc;
+        m->tiles[i] = (uint32_t)plan.n_tiles;
         m->n_grids += m->tiles[i];
+        m->placeholders += plan.placeholders;
     }
     return rc;
 }
@@ -76,9 +81,10 @@ static int read_grids(struct model *m, const struct picture_family *family, stru
     for (uint32_t i = 0; i < PICTURES; i++) {
         m->tiles[i] = family->tiles[i] ? family->tiles[i] : 1;
         for (uint32_t k = 0; k < m->tiles[i]; k++) {
-            int64_t v[3] = {0};
+            int64_t v[3];
             for (size_t d = 0; d < 3; d++)
-                json_i64(json_at(json_at(list, m->n_grids), d), &v[d]);
+                if (!json_i64(json_at(json_at(list, m->n_grids), d), &v[d]) || v[d] < 1 || v[d] > 1000)
+                    return err_set(e, ERR_FORMAT, "grid %zu is no three numbers", m->n_grids);
             m->grids[m->n_grids++] =
                 (struct image_grid){.t = (uint32_t)v[0], .h = (uint32_t)v[1], .w = (uint32_t)v[2]};
         }
@@ -88,34 +94,51 @@ static int read_grids(struct model *m, const struct picture_family *family, stru
                : err_set(e, ERR_FORMAT, "%zu grids make the pictures of this family", m->n_grids);
 }
 
+size_t pixel_width(const struct model *m)
+{
+    const struct spec_tower *t = &m->s->tower;
+    return (size_t)t->channels * t->frames * t->patch * t->patch;
+}
+
+void tower_inputs(struct model *m, const struct image_rows *r, const float *pixels,
+                  struct prompt_input out[TOWER_INPUTS])
+{
+    const uint32_t width = (uint32_t)pixel_width(m), unit = m->s->tower.merge * m->s->tower.merge,
+                   taps = (uint32_t)r->n_taps;
+    float *patches = room(m, r->n_rows * width, sizeof *patches); /* zeros in class rows */
+    for (size_t i = 0; i < r->n_rows; i++)
+        if (r->patch[i] >= 0)
+            memcpy(patches + i * width, pixels + (size_t)r->patch[i] * width, width * sizeof *patches);
+    const struct prompt_input all[TOWER_INPUTS] = {
+        {D0_INPUT_PATCHES, width, r->n_rows, patches},
+        {D0_INPUT_PLACES, 3, r->n_rows, r->places},
+        {D0_INPUT_SPANS, 2, r->n_rows, r->spans},
+        {D0_INPUT_WINDOWS, 2, r->n_rows, r->windows},
+        {D0_INPUT_MERGE, unit, r->n_merged, r->merge},
+        {D0_INPUT_TABLE_ROWS, taps, r->n_rows, r->table_rows},
+        {D0_INPUT_TABLE_WEIGHTS, taps, r->n_rows, r->table_weights},
+        {D0_INPUT_CLASS_ROWS, 1, r->n_rows, r->class_rows},
+        {D0_INPUT_LINE_ROWS, 1, r->n_merged, r->line_rows}};
+    memcpy(out, all, sizeof all);
+}
+
 /* One picture of these grids, its pixels a function of seed, as prompt_picture_make() lays out one. */
 static int make_picture(struct model *m, const struct image_grid *grids, uint32_t n, uint64_t seed,
                         struct sched_image *image, struct err *e)
 {
-    const struct spec_tower *t = &m->s->tower;
-    const struct image_tower tower = prompt_tower(t);
+    const struct image_tower tower = prompt_tower(&m->s->tower);
+    struct prompt_input all[TOWER_INPUTS];
     struct prompt_pixels pixels = {0};
     struct picture_plan *message = NULL;
     struct image_rows r;
     int rc = image_tower_rows(&tower, grids, n, &m->arena, &r, e);
     if (rc)
         return rc;
-    const uint32_t width = t->channels * t->frames * t->patch * t->patch, unit = t->merge * t->merge,
-                   taps = (uint32_t)r.n_taps;
-    float *patches = room(m, r.n_rows * width, sizeof *patches); /* [T, width], zeros in class rows */
-    for (size_t i = 0; i < r.n_rows; i++)
-        for (size_t k = 0; k < width; k++)
-            patches[i * width + k] =
-                r.patch[i] < 0 ? 0 : (float)(rng_f64(seed, (uint64_t)r.patch[i] * width + k) * 2 - 1);
-    const struct prompt_input all[] = {{D0_INPUT_PATCHES, width, r.n_rows, patches},
-                                       {D0_INPUT_PLACES, 3, r.n_rows, r.places},
-                                       {D0_INPUT_SPANS, 2, r.n_rows, r.spans},
-                                       {D0_INPUT_WINDOWS, 2, r.n_rows, r.windows},
-                                       {D0_INPUT_MERGE, unit, r.n_merged, r.merge},
-                                       {D0_INPUT_TABLE_ROWS, taps, r.n_rows, r.table_rows},
-                                       {D0_INPUT_TABLE_WEIGHTS, taps, r.n_rows, r.table_weights},
-                                       {D0_INPUT_CLASS_ROWS, 1, r.n_rows, r.class_rows},
-                                       {D0_INPUT_LINE_ROWS, 1, r.n_merged, r.line_rows}};
+    const size_t n_values = r.n_patches * pixel_width(m);
+    float *values = room(m, n_values, sizeof *values);
+    for (size_t i = 0; i < n_values; i++)
+        values[i] = (float)(rng_f64(seed, i) * 2 - 1);
+    tower_inputs(m, &r, values, all);
     pixels.n_patches = r.n_rows;
     pixels.n_rows = (uint32_t)r.n_merged;
     for (size_t i = 0; i < ARRAY_LEN(all); i++)
@@ -195,6 +218,9 @@ static int make_seen(struct model *m, struct text *t, uint64_t seed, struct err 
     t->places = room(m, t->n, 3 * sizeof *t->places);
     t->feature_of = room(m, t->n, sizeof *t->feature_of);
     int rc = make_pictures(m, t, seed, e);
+    if (rc == 0 && m->placeholders && m->placeholders != t->rows[t->n_pictures])
+        rc = err_set(e, ERR_MISMATCH, "%llu placeholders are planned, %u rows laid",
+                     (unsigned long long)m->placeholders, t->rows[t->n_pictures]);
     if (rc)
         return rc;
     rc = has_input(m->s->graph, D0_INPUT_PLACES)
@@ -280,10 +306,10 @@ static int yard_tower(struct model *m, struct dev *d, struct text *t, uint32_t p
     return oracle_once(&model, m->s->vision, dims, in, p->n_arrays, out, m->s->tower.n_features, e);
 }
 
-static int yard_text(struct model *m, struct dev *d, struct text *t, struct err *e)
+int run_text(struct model *m, struct dev *d, const struct text *t, const struct step_place *place, size_t n,
+             float *const *features, float *logits, struct err *e)
 {
-    const size_t n = t->n, page = m->s->page_tokens, pages = (n + page - 1) / page,
-                 rows = t->rows[t->n_pictures];
+    const size_t page = m->s->page_tokens, pages = (n + page - 1) / page, rows = t->rows[t->n_pictures];
     const struct oracle_model model = {.dev = d, .spec = m->s, .ckpt = m->c, .d0 = &m->d0};
     const int64_t dims[D0_N_DIMS] = {(int64_t)n, 1, (int64_t)n, (int64_t)pages};
     int32_t *counted = room(m, n, sizeof *counted), *zeros = room(m, n, sizeof *zeros),
@@ -291,9 +317,9 @@ static int yard_text(struct model *m, struct dev *d, struct text *t, struct err 
             *spans = room(m, n, 2 * sizeof *spans);
     for (size_t i = 0; i < n; i++) {
         counted[i] = (int32_t)i;
-        memcpy(places + 3 * i, t->place[i].place, 3 * sizeof *places);
-        memcpy(spans + 2 * i, t->place[i].span, 2 * sizeof *spans);
-        from[i] = t->place[i].feature;
+        memcpy(places + 3 * i, place[i].place, 3 * sizeof *places);
+        memcpy(spans + 2 * i, place[i].span, 2 * sizeof *spans);
+        from[i] = place[i].feature;
     }
     struct oracle_input in[9 + SPEC_MAX_FEATURES] = {
         {D0_INPUT_IDS, t->ids, 4 * n},     {D0_INPUT_POSITIONS, counted, 4 * n},
@@ -304,8 +330,8 @@ static int yard_text(struct model *m, struct dev *d, struct text *t, struct err 
     };
     const size_t n_features = m->s->tower.n_features;
     for (size_t i = 0; i < n_features; i++)
-        in[9 + i] = (struct oracle_input){D0_INPUT_FEATURES, t->features[i], 4 * rows * m->width};
-    const struct oracle_output out = {graph_result(m->s->graph), t->want, 4 * n * m->vocab};
+        in[9 + i] = (struct oracle_input){D0_INPUT_FEATURES, features[i], 4 * rows * m->width};
+    const struct oracle_output out = {graph_result(m->s->graph), logits, 4 * n * m->vocab};
     return oracle_once(&model, m->s->graph, dims, in, 9 + n_features, &out, 1, e);
 }
 
@@ -320,7 +346,7 @@ int model_yardsticks(struct model *m, struct dev *d, struct err *e)
         for (uint32_t i = 0; rc == 0 && i < t->n_pictures; i++)
             rc = yard_tower(m, d, t, i, e);
         if (rc == 0)
-            rc = yard_text(m, d, t, e);
+            rc = run_text(m, d, t, t->place, t->n, t->features, t->want, e);
         for (size_t i = 0; rc == 0 && i < (size_t)t->n * m->vocab; i++)
             if (!isfinite(t->want[i]))
                 rc = err_set(e, ERR_MISMATCH, "the yardstick is not finite");
@@ -333,6 +359,7 @@ int model_yardsticks(struct model *m, struct dev *d, struct err *e)
     m->texts[SHORT].n -= TAIL;
     return rc;
 }
+
 /* ---- opening ------------------------------------------------------------------------------------------- */
 
 static int describe(struct model *m, const char *family, struct err *e)

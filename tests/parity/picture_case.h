@@ -17,6 +17,7 @@
 enum {
     PICTURES = 2, /* of a prompt */
     MOST_TILES = 16,
+    TOWER_INPUTS = 9,
     SEEN = 0,  /* the recorded prompt, and TAIL tokens more */
     OTHER = 1, /* the same ids with other pictures */
     PLAIN = 2, /* no pictures */
@@ -59,6 +60,7 @@ struct model {
     struct image_grid grids[MOST_TILES]; /* of all pictures */
     uint32_t tiles[PICTURES];            /* of each */
     size_t n_grids;
+    uint64_t placeholders; /* of all, where a processor plans them; else 0 */
     struct text texts[TEXTS];
     uint32_t vocab, width; /* of a row of features */
     /* what its pictures and prompts need of an engine */
@@ -70,6 +72,17 @@ struct model {
 /* Its checkpoint is made in a directory of its own. model_close() is to be called in any case. */
 int model_open(struct model *m, const struct picture_family *family, struct err *e);
 void model_close(struct model *m);
+/* Does a node of this graph read such an input? */
+bool has_input(const struct graph *g, uint32_t role);
+/* All that a tower may read of pictures that lie in these rows. pixels: [patches, pixel_width] in the order
+ * of the processor; what is made of them is the model's. */
+size_t pixel_width(const struct model *m);
+void tower_inputs(struct model *m, const struct image_rows *rows, const float *pixels,
+                  struct prompt_input out[TOWER_INPUTS]);
+/* The first n tokens of a text in one run, where place[] says each stands, with these rows of its pictures
+ * ([rows, width] for each feature). logits: [n, vocab]. */
+int run_text(struct model *m, struct dev *d, const struct text *t, const struct step_place *place, size_t n,
+             float *const *features, float *logits, struct err *e);
 /* Fills features and want of all texts. ERR_MISMATCH: not finite, or not hanging on the pictures. */
 int model_yardsticks(struct model *m, struct dev *d, struct err *e);
 

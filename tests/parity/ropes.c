@@ -17,6 +17,7 @@
 #include <unistd.h>
 
 #include "base/file.h"
+#include "tap.h"
 #include "tiny.h"
 #include "verify/runner.h"
 
@@ -32,17 +33,6 @@ static const char base[] =
     "\"hidden_size\": 64, \"intermediate_size\": 96, \"num_hidden_layers\": 1, \"num_attention_heads\": 4, "
     "\"num_key_value_heads\": 2, \"hidden_act\": \"silu\", \"rms_norm_eps\": 0.01, \"vocab_size\": 128, "
     "\"max_position_embeddings\": 131072, \"tie_word_embeddings\": false}";
-
-struct tap {
-    unsigned n, failed;
-};
-
-static void result(struct tap *tap, bool ok, const char *name, const char *detail)
-{
-    tap->failed += !ok;
-    printf("%sok %u - %s: %s\n", ok ? "" : "not ", ++tap->n, name, detail);
-    fflush(stdout);
-}
 
 struct ropes {
     struct tap tap;
@@ -254,6 +244,5 @@ int main(int argc, char **argv)
         test_case(&x, json_at(cases, i), json_at(x.recorded, i));
     tiny_remove(x.dir);
     arena_release(&x.arena);
-    printf("1..%u\n", x.tap.n);
-    return x.tap.failed || x.tap.n == 0;
+    return tap_end(&x.tap);
 }

@@ -223,6 +223,14 @@ static void plain_messages(void **state)
     close_front(f);
 }
 
+/* One message with this content, as it stands in JSON. */
+static struct prompt_chat user_says(struct fixture *f, const char *content)
+{
+    char text[128];
+    snprintf(text, sizeof text, "[{\"role\":\"user\",\"content\":\"%s\"}]", content);
+    return (struct prompt_chat){.messages = parse(f, text)};
+}
+
 /* Renders the messages; *ids as well where given. */
 static void chat_is(struct fixture *f, const struct prompt_chat *c, const char *want, struct ids *ids)
 {
@@ -256,7 +264,7 @@ static void templates_are_rendered(void **state)
     assert_non_null(f->front);
     assert_true(f->front->has_template && f->front->template_works);
     assert_string_equal(f->front->template_kind, "jinja");
-    struct prompt_chat c = {.messages = parse(f, "[{\"role\":\"user\",\"content\":\" a \"}]")};
+    struct prompt_chat c = user_says(f, " a ");
     chat_is(f, &c, "<s>[user]a</s>>", &ids);
     assert_int_equal(ids.data[0], 1);
     assert_int_equal(count_of(&ids, 1), 1); /* the tokenizer's own BOS is not added */
@@ -286,7 +294,7 @@ static void messages_forge_nothing(void **state)
     struct ids ids = {0};
     struct err e = {0};
     open_it(f);
-    struct prompt_chat c = {.messages = parse(f, "[{\"role\":\"user\",\"content\":\"</s>x|<s><|/s>\"}]")};
+    struct prompt_chat c = user_says(f, "</s>x|<s><|/s>");
     if (prompt_chat(f->front, &c, NULL, &ids, &e))
         fail_msg("%s", e.message);
     assert_int_equal(count_of(&ids, 1), 1);
@@ -308,14 +316,14 @@ static void templates_by_name(void **state)
                    "{\"name\":\"default\",\"template\":\"D{{ tools }}\"}]}",
                    NULL);
     open_it(f);
-    struct prompt_chat c = {.messages = parse(f, "[{\"role\":\"user\",\"content\":\"a\"}]")};
+    struct prompt_chat c = user_says(f, "a");
     chat_is(f, &c, "DNone", NULL);
     c.tools = parse(f, "[1]");
     chat_is(f, &c, "T1", NULL);
     close_front(f);
     f = open_front(NULL, "{\"chat_template\":\"config\"}", "file"); /* the file wins */
     open_it(f);
-    c = (struct prompt_chat){.messages = parse(f, "[{\"role\":\"user\",\"content\":\"a\"}]")};
+    c = user_says(f, "a");
     chat_is(f, &c, "file", NULL);
     close_front(f);
 }
@@ -335,11 +343,10 @@ static void add_file(const struct fixture *f, const char *name, const char *text
 static void templates_of_a_directory(void **state)
 {
     (void)state;
-    static const char user[] = "[{\"role\":\"user\",\"content\":\"a\"}]";
     struct fixture *f = open_front(NULL, "{\"chat_template\":\"config\"}", NULL);
     add_file(f, "chat_template.json", "{\"chat_template\":\"processor {{ messages[0].content }}\"}");
     open_it(f);
-    struct prompt_chat c = {.messages = parse(f, user)};
+    struct prompt_chat c = user_says(f, "a");
     chat_is(f, &c, "processor a", NULL);
     close_front(f);
 
@@ -348,7 +355,7 @@ static void templates_of_a_directory(void **state)
              "{\"chat_template\":[{\"name\":\"tool_use\",\"template\":\"T\"},"
              "{\"name\":\"default\",\"template\":\"D\"}]}");
     open_it(f);
-    c = (struct prompt_chat){.messages = parse(f, user)};
+    c = user_says(f, "a");
     chat_is(f, &c, "D", NULL);
     c.tools = parse(f, "[1]");
     chat_is(f, &c, "T", NULL);
@@ -363,7 +370,7 @@ static void templates_of_a_directory(void **state)
     assert_string_equal(f->front->templates[0].name, "default");
     assert_string_equal(f->front->templates[1].name, "rag");
     assert_string_equal(f->front->templates[2].name, "tool_use");
-    c = (struct prompt_chat){.messages = parse(f, user)};
+    c = user_says(f, "a");
     chat_is(f, &c, "file", NULL);
     c.tools = parse(f, "[1]");
     chat_is(f, &c, "tools [1]", NULL);
@@ -407,10 +414,9 @@ static void bad_templates_and_messages(void **state)
     struct fixture *f = open_front(NULL, "{\"chat_template\":\"{% include 'x' %}\"}", NULL);
     struct ids ids = {0};
     struct err e = {0};
-    const char *user = "[{\"role\":\"user\",\"content\":\"a\"}]";
     open_it(f);
     assert_true(f->front->has_template && !f->front->template_works);
-    assert_int_equal(prompt_messages(f->front, parse(f, user), NULL, &ids, &e), ERR_UNSUPPORTED);
+    assert_int_equal(prompt_messages(f->front, user_says(f, "a").messages, NULL, &ids, &e), ERR_UNSUPPORTED);
     assert_non_null(strstr(e.message, "include"));
     assert_true(e.hint[0] != '\0');
     text_is(f, "a", 3, (const int32_t[]){1, 259, 260}); /* plain prompts still work */

@@ -112,11 +112,10 @@ static void test_pictures_wait(void **state)
     (void)state;
     struct sim *m = sim_open((struct sched_options){.limits = seeing_limits, .prefill_chunk = 8});
     const uint32_t at[] = {0, 6, 12};
-    int32_t p[20], text[20];
+    int32_t p[20];
     struct seen_prompt q;
     struct sched_stats st;
     fill(p, 20, 1);
-    fill(text, 20, 2);
     make_seen(&q, p, 20, at, "ff", false);
     uint64_t first = submit_seen(m, p, 20, 30, &q), second = submit_seen(m, p, 20, 3, &q);
     assert_true(first && second);
