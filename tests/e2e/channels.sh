@@ -158,6 +158,14 @@ ask "$answer" "$tokens"
 adapt 4 "a known answer" "$model" --questions "$scratch/questions.json"
 row "a known answer" image passed
 findings "a known answer" ""
+resumed() { python3 -c 'import json, sys; print(json.load(open(sys.argv[1]))["stages"][3]["resumed"])' "$report/report.json"; }
+adapt 4 "the same again" "$model" --questions "$scratch/questions.json"
+[ "$(resumed)" = True ] && ok "the same again: it is not asked again" || not_ok "the same again: it is not asked again"
+cp "$scratch/q.png" "$scratch/kept.png"
+cp "$root/demo/pictures/q02.png" "$scratch/q.png"
+"$day0" adapt "$model" --out "$report" --requests 1 --questions "$scratch/questions.json" > "$scratch/out" 2>&1
+[ "$(resumed)" = False ] && ok "another picture of the same name: it is asked again" || not_ok "another picture of the same name: it is asked again"
+cp "$scratch/kept.png" "$scratch/q.png"
 ask "something else" "$tokens"
 adapt 1 "a known answer that is missed" "$model" --questions "$scratch/questions.json"
 findings "a known answer that is missed" "I010"
