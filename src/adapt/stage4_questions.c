@@ -73,6 +73,8 @@ static int read_question(const struct json *q, const char *questions, struct con
             return err_set(e, ERR_FORMAT, "\"pictures\" holds %s", file ? "more than 4" : "what is no text");
         rc = add_picture(file, questions, &parts[n++], arena, e);
     }
+    if (rc == 0 && n == 0) /* its answer would say nothing of pictures */
+        return err_set(e, ERR_FORMAT, "a question has no picture");
     parts[n] = text;
     *v = (struct conversation){.name = "known answer",
                                .expected = json_string(json_get(q, "answer")),

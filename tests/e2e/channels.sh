@@ -118,7 +118,7 @@ unseen blind "not checked: nothing tells what the service makes of pictures.*the
 unseen silent "not checked: nothing tells what the service makes of pictures.*the service told neither counts nor log-probabilities"
 # One that takes pictures and never answers: it is waited for once.
 before hanging
-echo '{"questions": [{"question": "What?", "picture": "q.png", "answer": "x"}, {"question": "And?", "answer": "x"}]}' > "$scratch/questions.json"
+echo '{"questions": [{"question": "What?", "picture": "q.png", "answer": "x"}, {"question": "And?", "picture": "q.png", "answer": "x"}]}' > "$scratch/questions.json"
 cp "$root/demo/pictures/q01.png" "$scratch/q.png"
 adapt 1 "server that hangs" "$model" --service "$url" --picture-reference "$reference" --questions "$scratch/questions.json" --answer-timeout 8
 row "server that hangs" image "not checked"
@@ -181,6 +181,7 @@ refused() {
 }
 refused "one without a question" 'has no "question"' '{"questions": [{"picture": "q.png"}]}'
 refused "one that reads as a picture" 'begins with "data:"' '{"questions": [{"question": "data: what is this?"}]}'
+refused "one without a picture" 'no picture' '{"questions": [{"question": "Is this easy?", "answer": "yes"}]}'
 refused "a file that is none" 'no array "questions"' '{"question": [{"picture": "q.png", "question": "What?"}]}'
 refused "more pictures than are sent" 'more than 4' '{"questions": [{"pictures": ["q.png", "q.png", "q.png", "q.png", "q.png"], "question": "What?"}]}'
 refused "a picture that is none" 'questions.json' '{"questions": [{"picture": "questions.json", "question": "What?"}]}'
