@@ -180,8 +180,6 @@ static int open_model(struct job *j, struct err *e)
     return rc;
 }
 
-/* The KV capacity is halved from what 8 full requests want down to one, until it fits: what the service does
- * too. */
 /* The service that is started here opens with pictures by the same rule. */
 static void take_pictures(struct job *j)
 {
@@ -198,6 +196,8 @@ static void take_pictures(struct job *j)
     p->waiting_bytes = with.waiting_bytes;
 }
 
+/* The KV capacity is halved from what 8 full requests want down to one, until it fits: what the service does
+ * too. */
 static int make_plan(struct job *j, struct err *e)
 {
     int64_t limit = j->spec->max_positions > 0 ? j->spec->max_positions : DEFAULT_CONTEXT;

@@ -5,6 +5,7 @@
  * writing into a directory that is not ours.
  */
 #include "adapt/job.h"
+#include "adapt/stage4.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -121,6 +122,19 @@ static int add_host(struct job *j, struct sha256 *s)
     return rc;
 }
 
+static int see_picture(void *ctx, const char *path, struct err *e)
+{
+    return add_file(ctx, "picture", path, e);
+}
+
+/* With what it asks about: the file alone stays the same when a picture changes. */
+static int add_questions(struct job *j, struct sha256 *s, struct err *e)
+{
+    const char *path = j->o->questions;
+    int rc = add_file(s, "questions", path, e);
+    return rc || !path ? rc : questions_pictures(path, j->arena, see_picture, s, e);
+}
+
 static int add_stage(struct job *j, unsigned stage, struct sha256 *s, struct err *e)
 {
     const struct adapt_options *o = j->o;
@@ -151,7 +165,7 @@ static int add_stage(struct job *j, unsigned stage, struct sha256 *s, struct err
     case STAGE_CHANNELS:
         rc = add_number(s, "channels", 2);
         rc = rc ? rc : add_file(s, "picture reference", o->picture_reference, e);
-        return rc ? rc : add_file(s, "questions", o->questions, e);
+        return rc ? rc : add_questions(j, s, e);
     default:
         return add_number(s, "requests", o->stress_requests);
     }

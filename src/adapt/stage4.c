@@ -128,7 +128,8 @@ static void summarise(struct channels *c)
 {
     struct job *j = c->j;
     const struct row *image = &j->out->rows[ROW_IMAGE];
-    const bool failed = c->n_passed < c->n || job_errors(j, ROW_TEXT) || image->state == ROW_FAILED;
+    const bool failed = c->n_passed < c->n || job_errors(j, ROW_TEXT) || image->state == ROW_FAILED ||
+                        job_finding(j, FINDING_S003); /* an answer that did not come may come another time */
     const bool open = c->chat_why || image->state == ROW_NOT_CHECKED || image->state == ROW_SELF_CONSISTENT;
     stage_say(j, STAGE_CHANNELS,
               failed ? STAGE_FAILED

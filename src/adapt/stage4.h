@@ -103,11 +103,15 @@ void conversation_write(struct channels *c, const struct conversation *v, const 
 
 struct known_answers {
     size_t known, answered, right, counted, counted_right; /* answered, right: of the known */
-    double at_least; /* share of the known that must be right */
+    double at_least;                                       /* share of the known that must be right */
     char first_unanswered[300];
 };
 /* The questions of --questions, as fact "questions"; nothing without one. I005, I010. */
 int questions_run(struct channels *c, struct known_answers *out, struct err *e);
+
+/* Every picture that the file names, whatever is wrong with the rest of it. */
+int questions_pictures(const char *path, struct arena *arena,
+                       int (*see)(void *ctx, const char *path, struct err *e), void *ctx, struct err *e);
 
 /* ---- what the service did, against what the directory gives */
 

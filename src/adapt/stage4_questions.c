@@ -25,6 +25,14 @@ static bool leads_away(const char *file)
     return *file == '/';
 }
 
+/* NULL: no memory. */
+static const char *picture_path(const char *file, const char *questions, struct arena *arena)
+{
+    const char *slash = strrchr(questions, '/');
+    const int dir = slash ? (int)(slash + 1 - questions) : 0;
+    return arena_printf(arena, "%.*s%s", dir, questions, file);
+}
+
 static int add_picture(const char *file, const char *questions, const char **part, struct arena *arena,
                        struct err *e)
 {
@@ -32,14 +40,12 @@ static int add_picture(const char *file, const char *questions, const char **par
                                         [IMAGE_PNG] = "image/png",
                                         [IMAGE_WEBP] = "image/webp",
                                         [IMAGE_GIF] = "image/gif"};
-    const char *slash = strrchr(questions, '/');
-    const char *dir = slash ? arena_strndup(arena, questions, (size_t)(slash - questions) + 1) : "";
     struct image_info info;
     char *bytes = NULL;
     size_t n = 0;
     if (leads_away(file))
         return err_set(e, ERR_FORMAT, "%s: a picture lies beside its file of questions, or below", file);
-    char *path = dir ? arena_printf(arena, "%s%s", dir, file) : NULL;
+    const char *path = picture_path(file, questions, arena);
     int rc = path ? file_read(path, QUESTIONS_MAX_BYTES, arena, &bytes, &n, e)
                   : err_set(e, ERR_NOMEM, "out of memory for a path");
     if (rc == 0 && (rc = image_probe(bytes, n, NULL, &info, e)) != 0)
@@ -67,6 +73,8 @@ static int read_question(const struct json *q, const char *questions, struct con
             return err_set(e, ERR_FORMAT, "\"pictures\" holds %s", file ? "more than 4" : "what is no text");
         rc = add_picture(file, questions, &parts[n++], arena, e);
     }
+    if (rc == 0 && n == 0) /* its answer would say nothing of pictures */
+        return err_set(e, ERR_FORMAT, "a question has no picture");
     parts[n] = text;
     *v = (struct conversation){.name = "known answer",
                                .expected = json_string(json_get(q, "answer")),
@@ -125,24 +133,60 @@ static void ask_question(struct channels *c, struct known_answers *x, const stru
                                       : "wrong");
 }
 
+static int read_questions(const char *path, struct arena *arena, const struct json **root, struct err *e)
+{
+    char *text = NULL;
+    size_t n = 0;
+    int rc = file_read(path, QUESTIONS_MAX_BYTES, arena, &text, &n, e);
+    if (rc == 0)
+        rc = json_parse(text, n, NULL, arena, root, e);
+    const struct json *list = rc ? NULL : json_get(*root, "questions");
+    if (rc == 0 && (!list || list->type != JSON_ARRAY))
+        rc = err_set(e, ERR_FORMAT, "%s: it holds no array \"questions\"", path);
+    return rc;
+}
+
+static int see_picture(const struct json *name, const char *questions, struct arena *arena,
+                       int (*see)(void *ctx, const char *path, struct err *e), void *ctx, struct err *e)
+{
+    const char *file = json_string(name);
+    if (!file || leads_away(file))
+        return ERR_OK; /* reading the question will say so */
+    const char *path = picture_path(file, questions, arena);
+    return path ? see(ctx, path, e) : err_set(e, ERR_NOMEM, "out of memory for a path");
+}
+
+int questions_pictures(const char *path, struct arena *arena,
+                       int (*see)(void *ctx, const char *path, struct err *e), void *ctx, struct err *e)
+{
+    const struct json *root = NULL, *list;
+    struct err why = {0};
+    int rc = read_questions(path, arena, &root, &why);
+    if (rc)
+        return rc == ERR_NOMEM ? err_set(e, rc, "%s", why.message) : ERR_OK;
+    list = json_get(root, "questions");
+    for (size_t i = 0; rc == 0 && i < list->n; i++) {
+        const struct json *q = json_at(list, i), *many = json_get(q, "pictures");
+        rc = see_picture(json_get(q, "picture"), path, arena, see, ctx, e);
+        for (size_t k = 0; rc == 0 && many && many->type == JSON_ARRAY && k < many->n; k++)
+            rc = see_picture(json_at(many, k), path, arena, see, ctx, e);
+    }
+    return rc;
+}
+
 int questions_run(struct channels *c, struct known_answers *x, struct err *e)
 {
     struct job *j = c->j;
     const char *path = j->o->questions;
     const struct json *root = NULL;
-    char *text = NULL, wrong_count[240] = "";
-    size_t n = 0;
+    char wrong_count[240] = "";
     if (!path)
         return ERR_OK;
     job_progress(j, STAGE_CHANNELS, "questions whose answers are known");
-    int rc = file_read(path, QUESTIONS_MAX_BYTES, j->arena, &text, &n, e);
-    if (rc == 0)
-        rc = json_parse(text, n, NULL, j->arena, &root, e);
+    int rc = read_questions(path, j->arena, &root, e);
     if (rc)
         return rc;
     const struct json *list = json_get(root, "questions");
-    if (!list || list->type != JSON_ARRAY)
-        return err_set(e, ERR_FORMAT, "%s: it holds no array \"questions\"", path);
     x->at_least = AT_LEAST;
     (void)json_f64(json_get(root, "at_least"), &x->at_least);
     json_key(c->w, "questions");

@@ -125,13 +125,14 @@ static int read_logits(struct reader *in, struct err *e)
     return read_floats(in, t, &r->logits, e);
 }
 
-/* picture.0, picture.1, ...: files as they are. */
+/* picture.0, picture.1, ...: files as they are. Each is looked for among all tensors. */
 static int read_pictures(struct reader *in, struct err *e)
 {
     struct reference *r = in->r;
     char name[32];
     while (snprintf(name, sizeof name, "picture.%zu", r->n_pictures), find(in, name))
-        r->n_pictures++;
+        if (r->n_pictures++ == PROMPT_MAX_PICTURES)
+            return err_set(e, ERR_LIMIT, "%s: more than %d pictures", in->path, PROMPT_MAX_PICTURES);
     r->pictures = arena_alloc_n(&r->arena, r->n_pictures + 1, sizeof *r->pictures);
     if (!r->pictures)
         return err_set(e, ERR_NOMEM, "%s: no memory for pictures", in->path);

@@ -118,7 +118,7 @@ unseen blind "not checked: nothing tells what the service makes of pictures.*the
 unseen silent "not checked: nothing tells what the service makes of pictures.*the service told neither counts nor log-probabilities"
 # One that takes pictures and never answers: it is waited for once.
 before hanging
-echo '{"questions": [{"question": "What?", "picture": "q.png", "answer": "x"}, {"question": "And?", "answer": "x"}]}' > "$scratch/questions.json"
+echo '{"questions": [{"question": "What?", "picture": "q.png", "answer": "x"}, {"question": "And?", "picture": "q.png", "answer": "x"}]}' > "$scratch/questions.json"
 cp "$root/demo/pictures/q01.png" "$scratch/q.png"
 adapt 1 "server that hangs" "$model" --service "$url" --picture-reference "$reference" --questions "$scratch/questions.json" --answer-timeout 8
 row "server that hangs" image "not checked"
@@ -158,6 +158,14 @@ ask "$answer" "$tokens"
 adapt 4 "a known answer" "$model" --questions "$scratch/questions.json"
 row "a known answer" image passed
 findings "a known answer" ""
+resumed() { python3 -c 'import json, sys; print(json.load(open(sys.argv[1]))["stages"][3]["resumed"])' "$report/report.json"; }
+adapt 4 "the same again" "$model" --questions "$scratch/questions.json"
+[ "$(resumed)" = True ] && ok "the same again: it is not asked again" || not_ok "the same again: it is not asked again"
+cp "$scratch/q.png" "$scratch/kept.png"
+cp "$root/demo/pictures/q02.png" "$scratch/q.png"
+"$day0" adapt "$model" --out "$report" --requests 1 --questions "$scratch/questions.json" > "$scratch/out" 2>&1
+[ "$(resumed)" = False ] && ok "another picture of the same name: it is asked again" || not_ok "another picture of the same name: it is asked again"
+cp "$scratch/kept.png" "$scratch/q.png"
 ask "something else" "$tokens"
 adapt 1 "a known answer that is missed" "$model" --questions "$scratch/questions.json"
 findings "a known answer that is missed" "I010"
@@ -173,6 +181,7 @@ refused() {
 }
 refused "one without a question" 'has no "question"' '{"questions": [{"picture": "q.png"}]}'
 refused "one that reads as a picture" 'begins with "data:"' '{"questions": [{"question": "data: what is this?"}]}'
+refused "one without a picture" 'no picture' '{"questions": [{"question": "Is this easy?", "answer": "yes"}]}'
 refused "a file that is none" 'no array "questions"' '{"question": [{"picture": "q.png", "question": "What?"}]}'
 refused "more pictures than are sent" 'more than 4' '{"questions": [{"pictures": ["q.png", "q.png", "q.png", "q.png", "q.png"], "question": "What?"}]}'
 refused "a picture that is none" 'questions.json' '{"questions": [{"picture": "questions.json", "question": "What?"}]}'

@@ -46,12 +46,12 @@ field() { sed -n "s/^ *\"$1\": *\"\{0,1\}\([^\",]*\)\"\{0,1\},\{0,1\}\$/\1/p" "$
 count() { grep -Ec -e "$1" "$2"; }
 # serve MODEL_DIR ARGS... : starts a service, waits until it is ready; sets $url and $service_pid
 serve() {
-    rm -f "$scratch/port"
+    rm -f "$scratch/port" "$scratch/serve.log"
     "$day0" serve "$@" --port 0 --port-file "$scratch/port" --log-file "$scratch/serve.log" > "$scratch/serve.out" 2>&1 &
     service_pid=$!
     children="$children $service_pid"
     for _ in $(seq 1 300); do
-        [ -s "$scratch/port" ] && break
+        [ -s "$scratch/port" ] && grep -Eq 'engine (ready|failed)' "$scratch/serve.log" && break
         kill -0 "$service_pid" 2> /dev/null || break
         sleep 0.1
     done

@@ -172,6 +172,27 @@ static void test_wrong_metadata(void **state)
     refuse(ERR_FORMAT, "prompt_tokens");
 }
 
+/* As many pictures as a conversation may have, and one more. */
+static void test_many_pictures(void **state)
+{
+    (void)state;
+    static struct st_entry t[2 + PROMPT_MAX_PICTURES];
+    static char names[PROMPT_MAX_PICTURES + 1][16];
+    struct reference *r;
+    struct err e;
+    t[0] = ids_entry();
+    for (size_t i = 0; i <= PROMPT_MAX_PICTURES; i++) {
+        snprintf(names[i], sizeof names[i], "picture.%zu", i);
+        t[1 + i] = (struct st_entry){.name = names[i], .dtype = D0_U8, .n_dims = 1, .dims = {1}, .data = "x"};
+    }
+    write_file(t, 1 + PROMPT_MAX_PICTURES, &good_meta);
+    assert_int_equal(reference_open(&r, path, &e), 0);
+    assert_int_equal(r->n_pictures, PROMPT_MAX_PICTURES);
+    reference_close(r);
+    write_file(t, 2 + PROMPT_MAX_PICTURES, &good_meta);
+    refuse(ERR_LIMIT, "more than 256 pictures");
+}
+
 static void test_wrong_files(void **state)
 {
     (void)state;
@@ -248,7 +269,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_good),          cmocka_unit_test(test_minimal_and_widened),
         cmocka_unit_test(test_wrong_tensors), cmocka_unit_test(test_wrong_metadata),
-        cmocka_unit_test(test_wrong_files),   cmocka_unit_test(test_mutations),
+        cmocka_unit_test(test_many_pictures), cmocka_unit_test(test_wrong_files),
+        cmocka_unit_test(test_mutations),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }
