@@ -199,7 +199,9 @@ static int plan_step(const struct spec *s, const struct plan_options *o, struct 
         }
     }
     graph_free(copy);
-    return rc ? err_ctx(e, "planning a step") : ERR_OK;
+    if (rc)
+        err_ctx(e, "planning a step");
+    return rc;
 }
 
 static void add_up(struct plan_memory *m, const struct plan_options *o)
@@ -300,7 +302,9 @@ static int plan_pictures(const struct spec *s, const struct plan_options *o, str
     }
     graph_free(g);
     out->pictures = sat_add(bytes, out->tower_weights);
-    return rc ? err_ctx(e, "planning the tower") : ERR_OK;
+    if (rc)
+        err_ctx(e, "planning the tower");
+    return rc;
 }
 
 int plan_single(const struct spec *s, const struct plan_options *o, struct plan_memory *out, struct err *e)
