@@ -175,17 +175,17 @@ static int open_model(struct job *j, struct err *e)
     return rc;
 }
 
-/* The KV capacity is halved from what 8 full requests want down to one, until it fits: what the service does
- * too. */
 /* The service that is started here opens with pictures by the same rule. */
 static void take_pictures(struct job *j)
 {
-    const struct picture_wishes wishes = {0};
+    const struct plan_wishes wishes = {0};
     struct plan_options *p = &j->plan_options, with = *p;
+    struct picture_shape shape;
     struct plan_memory memory;
     struct err e = {0};
-    if (j->external || !j->dev_open || picture_tower_runs(j->spec, &j->dev, &e) ||
-        picture_room(j->spec, j->context, &wishes, &with, &memory, &e))
+    if (j->external || !j->dev_open || preflight_tower(j->spec, &j->dev, &e) ||
+        picture_shape(j->spec->vision, &shape, &e) ||
+        plan_pictures(j->spec, j->context, &wishes, &with, &memory, &e))
         return;
     p->max_patches = with.max_patches;
     p->max_picture_rows = with.max_picture_rows;
@@ -193,6 +193,8 @@ static void take_pictures(struct job *j)
     p->waiting_bytes = with.waiting_bytes;
 }
 
+/* The KV capacity is halved from what 8 full requests want down to one, until it fits: what the service does
+ * too. */
 static int make_plan(struct job *j, struct err *e)
 {
     int64_t limit = j->spec->max_positions > 0 ? j->spec->max_positions : DEFAULT_CONTEXT;
