@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * The room for pictures: the rule at its boundaries (halving, most and least that wait, where not even the
- * least fits), and that an engine with the room runs a text that uses none of it.
+ * least fits), that a check of headers counts by it, and that an engine with the room runs a text that uses
+ * none of it.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -287,6 +288,67 @@ static void no_tower(void **state)
     close_kind(&x);
 }
 
+/* ---- a check of headers ---- */
+
+static const struct finding *check(struct fixture *x, uint64_t memory, struct dev *d)
+{
+    struct err e = {0};
+    const struct preflight_options o = {
+        .memory_bytes = memory, .memory_source = "--memory", .max_step_tokens = 64, .max_seqs = 2, .dev = d};
+    findings_release(&x->m.f);
+    findings_init(&x->m.f, NULL);
+    if (preflight_check(x->m.c, x->m.s, &o, &x->m.f, &x->m.d0, &e))
+        fail_msg("%s", e.message);
+    const struct finding *found = NULL;
+    for (size_t i = 0; i < x->m.f.n; i++)
+        if (x->m.f.items[i].id == FINDING_M001) {
+            assert_null(found);
+            found = &x->m.f.items[i];
+        }
+    return found;
+}
+
+/* Counts by the same rule, with a device and without: where the text fits alone it warns. */
+static void checked(void **state)
+{
+    (void)state;
+    for (size_t k = 0; k < 2 * ARRAY_LEN(kinds); k++) {
+        struct fixture x;
+        struct plan_memory m;
+        const struct plan_wishes w = {0};
+        open_kind(&x, kinds[k / 2]);
+        struct dev *d = k % 2 ? &x.m.d : NULL;
+        struct plan_options o = options(1);
+        o.device_need = d ? dev_scratch_plan : NULL;
+        o.device = d;
+        const struct plan_options text = o;
+        assert_int_equal(plan(x.m.s, &w, &o, &m), ERR_NOMEM);
+        assert_null(check(&x, m.total, d));
+        const struct finding *f = check(&x, m.total - 1, d);
+        assert_non_null(f);
+        assert_int_equal(f->severity, SEVERITY_WARNING);
+        assert_string_equal(f->subject, "pictures");
+        assert_non_null(strstr(f->evidence, "pictures of 1024 patches"));
+        assert_int_equal(preflight_verdict(&x.m.f, x.m.s), PREFLIGHT_PASS);
+        o = text;
+        o.context_tokens = CONTEXT;
+        assert_int_equal(plan_single(x.m.s, &o, &m, NULL), ERR_OK);
+        f = check(&x, m.total, d);
+        assert_non_null(f);
+        assert_int_equal(f->severity, SEVERITY_WARNING);
+        f = check(&x, m.total - 1, d);
+        assert_non_null(f);
+        assert_int_equal(f->severity, SEVERITY_ERROR);
+        assert_non_null(strstr(f->evidence, "pictures not counted"));
+        /* a tower that nothing here runs is not counted */
+        struct graph *tower = x.m.s->vision;
+        x.m.s->vision = NULL;
+        assert_null(check(&x, m.total, d));
+        x.m.s->vision = tower;
+        close_kind(&x);
+    }
+}
+
 /* ---- an engine ---- */
 
 /* A device that knows which bytes were written: a step that takes no row must not read what nobody wrote. */
@@ -331,6 +393,7 @@ int main(void)
         cmocka_unit_test(not_even_the_least),
         cmocka_unit_test(total),
         cmocka_unit_test(no_tower),
+        cmocka_unit_test(checked),
         cmocka_unit_test(text_only),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
