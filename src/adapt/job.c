@@ -183,10 +183,13 @@ static void take_pictures(struct job *j)
     struct picture_shape shape;
     struct plan_memory memory;
     struct err e = {0};
-    if (j->external || !j->dev_open || preflight_tower(j->spec, &j->dev, &e) ||
-        picture_shape(j->spec->vision, &shape, &e) ||
-        plan_pictures(j->spec, j->context, &wishes, &with, &memory, &e))
+    if (j->external || !j->dev_open)
         return;
+    if (preflight_tower(j->spec, &j->dev, &e) || picture_shape(j->spec->vision, &shape, &e) ||
+        plan_pictures(j->spec, j->context, &wishes, &with, &memory, &e)) {
+        snprintf(j->no_pictures, sizeof(j->no_pictures), "%.255s", e.message);
+        return;
+    }
     p->max_patches = with.max_patches;
     p->max_picture_rows = with.max_picture_rows;
     p->n_feature_rows = with.n_feature_rows;
