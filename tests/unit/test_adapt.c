@@ -225,6 +225,9 @@ static void test_keys(void **state)
     s.o.memory_bytes = 5;
     assert_int_equal(first_changed(&s, keys), STAGE_LAYOUT);
     s.o.memory_bytes = 0;
+    s.j.plan_options.max_patches = 1024; /* pictures of another size, or now some where there were none */
+    assert_int_equal(first_changed(&s, keys), STAGE_LAYOUT);
+    s.j.plan_options.max_patches = 0;
     put(s.place.dir, "reference", "a");
     char reference[100];
     snprintf(reference, sizeof(reference), "%s/reference", s.place.dir);
