@@ -183,13 +183,18 @@ static int open_model(struct job *j, struct err *e)
 /* The service that is started here opens with pictures by the same rule. */
 static void take_pictures(struct job *j)
 {
-    const struct picture_wishes wishes = {0};
+    const struct plan_wishes wishes = {0};
     struct plan_options *p = &j->plan_options, with = *p;
+    struct picture_shape shape;
     struct plan_memory memory;
     struct err e = {0};
-    if (j->external || !j->dev_open || picture_tower_runs(j->spec, &j->dev, &e) ||
-        picture_room(j->spec, j->context, &wishes, &with, &memory, &e))
+    if (j->external || !j->dev_open)
         return;
+    if (preflight_tower(j->spec, &j->dev, &e) || picture_shape(j->spec->vision, &shape, &e) ||
+        plan_pictures(j->spec, j->context, &wishes, &with, &memory, &e)) {
+        snprintf(j->no_pictures, sizeof(j->no_pictures), "%.255s", e.message);
+        return;
+    }
     p->max_patches = with.max_patches;
     p->max_picture_rows = with.max_picture_rows;
     p->n_feature_rows = with.n_feature_rows;

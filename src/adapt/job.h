@@ -49,6 +49,8 @@ struct job {
     struct plan_options plan_options;
     struct plan_memory plan;
     bool planned;
+    char no_pictures[256]; /* why the service that is started here takes none; "": it does, or another is
+                            * asked */
     uint32_t context;
     /* service */
     struct process service;

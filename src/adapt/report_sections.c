@@ -181,12 +181,18 @@ static const char *const memory_words[] = {
     "Weights",        "KV pages",           "Scratch of a step", "Scratch of kernels",
     "Loader staging", "Program, libraries", "Pictures"};
 
+/* Those of pictures come last, and only where there are some. */
+static size_t n_memory_parts(const struct json *predicted)
+{
+    return ARRAY_LEN(memory_parts) - (fact_number(predicted, "pictures", 0) > 0 ? 0 : 1);
+}
+
 /* held: what the service says that it holds of a part, where it says so; NULL: it was not asked */
 static void memory_table(struct strbuf *b, const struct json *predicted, const struct json *held)
 {
     static const char *const heads[] = {"Part", "Predicted", "Held"};
     html_table(b, heads, held ? 3 : 2, 1);
-    for (size_t i = 0; i < ARRAY_LEN(memory_parts); i++) {
+    for (size_t i = 0; i < n_memory_parts(predicted); i++) {
         strbuf_printf(b, "<tr><td><span class=\"swatch p%zu\"></span>%s</td>", i, memory_words[i]);
         html_number_cell(b, html_bytes, predicted, memory_parts[i]);
         if (held)
@@ -206,7 +212,7 @@ static void memory_plot(struct strbuf *b, const struct json *predicted, double r
     html_bytes(&notes[0], total >= 0 ? total - fact_number(predicted, "pictures_waiting", 0) : total);
     html_bytes(&notes[1], ready);
     html_bytes(&notes[2], peak);
-    struct svg_bar bars[3] = {{"Predicted", strbuf_cstr(&notes[0]), parts, ARRAY_LEN(parts)},
+    struct svg_bar bars[3] = {{"Predicted", strbuf_cstr(&notes[0]), parts, n_memory_parts(predicted)},
                               {"When ready", strbuf_cstr(&notes[1]), &ready, 1},
                               {"Peak, loaded", strbuf_cstr(&notes[2]), &peak, 1}};
     svg_bars(b, "Memory predicted and measured", bars,

@@ -159,6 +159,7 @@ static int add_stage(struct job *j, unsigned stage, struct sha256 *s, struct err
         rc = add_number(s, "memory", o->memory_bytes);
         rc = rc ? rc : add_number(s, "context", j->context);
         rc = rc ? rc : add_number(s, "kv", j->plan_options.context_tokens);
+        rc = rc ? rc : add_number(s, "patches", j->plan_options.max_patches);
         rc = rc ? rc : add_path(s, "comm", o->comm, e);
         rc = rc ? rc : add_path(s, "program", o->program, e);
         return rc ? rc : add_text(s, "service", o->service_url);

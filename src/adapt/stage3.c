@@ -13,7 +13,12 @@
 #include "comm/comm.h"
 
 #define COMM_BYTES 65536u
-#define RULE       "peak at most 1.15 x predicted, without room for pictures that wait, + 64 MiB"
+
+static const char *rule(const struct job *j)
+{
+    return j->plan.pictures ? "peak at most 1.15 x predicted, without room for pictures that wait, + 64 MiB"
+                            : "peak at most 1.15 x predicted + 64 MiB";
+}
 
 static uint64_t allowed(uint64_t predicted)
 {
@@ -158,7 +163,7 @@ static void measure(struct job *j, struct json_writer *w)
     json_put_u64(w, "ready_rss", rss);
     json_put_u64(w, "ready_peak", peak);
     json_put_u64(w, "allowed", j->allowed_peak);
-    json_put_string(w, "rule", RULE);
+    json_put_string(w, "rule", rule(j));
     json_put_string(w, "source", "VmRSS and VmHWM of the service process");
     write_held(j, w);
     json_end_object(w);
@@ -170,7 +175,7 @@ static void measure(struct job *j, struct json_writer *w)
     format_bytes(peak, a, sizeof(a));
     format_bytes(job_to_hold(j), b, sizeof(b));
     if (peak > j->allowed_peak) {
-        finding_add(j->f, FINDING_M002, "service", "%s held when ready, %s predicted (%s)", a, b, RULE);
+        finding_add(j->f, FINDING_M002, "service", "%s held when ready, %s predicted (%s)", a, b, rule(j));
         job_row(j, ROW_MEMORY, ROW_FAILED, "%s held when ready, %s predicted", a, b);
     } else {
         job_row(j, ROW_MEMORY, ROW_PASSED, "%s held when ready, %s predicted, %s available (%s)", a, b,

@@ -410,6 +410,8 @@ static int run_parts(struct image_channel *x, uint32_t base, struct err *e)
 {
     struct conversation list[CASES];
     struct err why = {0};
+    /* a service that has to do without pictures refuses them, and is right to */
+    const bool asked = x->c->j->service_ready && !x->c->j->no_pictures[0];
     int rc = make_cases(x->c, list, e);
     if (!rc)
         rc = run_reference(x, e);
@@ -418,11 +420,11 @@ static int run_parts(struct image_channel *x, uint32_t base, struct err *e)
     if (!rc && !x->c->blind)
         rc = not_computed(x, check_two(x, &list[2], &why), &why, e);
     json_end_array(x->c->w);
-    if (!rc && x->c->j->service_ready)
+    if (!rc && asked)
         rc = run_cases(x, list, base, e);
-    if (!rc && x->c->j->service_ready)
+    if (!rc && asked)
         rc = time_segments(x, e);
-    if (!rc && x->c->j->service_ready)
+    if (!rc && asked)
         rc = questions_run(x->c, &x->known, e);
     return rc;
 }
@@ -448,6 +450,8 @@ int image_channel_run(struct channels *c, uint32_t base, struct err *e)
         x.not_checked = "the model takes images, and its image processor is not known here";
     else if (!j->service_ready)
         x.not_checked = "there is no service to ask";
+    else if (j->no_pictures[0])
+        x.not_checked = j->no_pictures;
     int rc = ERR_OK;
     json_key(c->w, "image");
     json_begin_object(c->w);

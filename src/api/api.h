@@ -37,12 +37,8 @@ struct session_options {
     const char *fuse;   /* as fusions_parse() takes it; NULL: all that change no bit */
     enum spec_activations activations;
     enum session_images images;
-    uint32_t max_patches;    /* of one picture; 0: 16,384, halved until all that pictures take is at most an
-                              * eighth of the memory, down to 1,024 */
-    uint32_t n_feature_rows; /* of pictures of all running requests; 0: four of the largest */
-    uint64_t picture_bytes;  /* host memory for pictures of all requests, half for files and messages, half to
-                              * decode in; 0: 2 GiB, but at most a sixteenth of the memory, or what the
-                              * largest picture takes */
+    uint32_t max_patches, n_feature_rows; /* as in struct plan_wishes, picture_bytes as its waiting_bytes */
+    uint64_t picture_bytes;
     struct load_progress *progress;
 };
 

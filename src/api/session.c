@@ -135,10 +135,13 @@ static int settle_pictures(struct session *s, const struct session_options *o, s
     struct findings again; /* the same as before */
     if (o->images == SESSION_IMAGES_OFF)
         return ERR_OK;
-    const struct picture_wishes wishes = {o->max_patches, o->n_feature_rows, o->picture_bytes};
-    int rc = picture_tower_runs(s->spec, &s->dev, &why);
+    const struct plan_wishes wishes = {o->max_patches, o->n_feature_rows, o->picture_bytes};
+    struct picture_shape shape;
+    int rc = preflight_tower(s->spec, &s->dev, &why);
     if (rc == ERR_OK)
-        rc = picture_room(s->spec, s->context, &wishes, p, &s->memory, &why);
+        rc = picture_shape(s->spec->vision, &shape, &why);
+    if (rc == ERR_OK)
+        rc = plan_pictures(s->spec, s->context, &wishes, p, &s->memory, &why);
     if (rc == ERR_OK) {
         s->picture_bytes = p->waiting_bytes;
         return ERR_OK;

@@ -18,7 +18,6 @@
 #include "dev/dev.h"
 #include "graph/graph.h"
 #include "load/load.h"
-#include "plan/plan.h"
 
 /* ---- messages ---- */
 #define STEP_PLAN_MAGIC   0x34503044u /* "D0P4" */
@@ -228,23 +227,6 @@ void *picture_plan_array(struct picture_plan *p, uint32_t role);
  * one legal place for each array, and unused bytes are zero. Floats must be finite. */
 int picture_plan_validate(const void *buf, size_t n, const struct picture_shape *shape,
                           const struct engine_limits *l, struct err *e);
-
-/* ---- how much of the memory pictures may take ---- */
-
-struct picture_wishes {      /* 0: by the rules below */
-    uint32_t max_patches;    /* of one picture; 0: 16,384, halved until pictures take at most an eighth of the
-                                memory */
-    uint32_t n_feature_rows; /* of the pictures of all running requests; 0: four of the largest */
-    uint64_t waiting_bytes; /* host memory for files, messages and work; 0: a sixteenth of the memory, at most
-                             * 2 GiB, but what the largest picture takes */
-};
-/* ERR_UNSUPPORTED: the description has no graph of a tower, this build does not read its weights as they are
- * stored, or the device lacks a node of it. */
-int picture_tower_runs(const struct spec *s, struct dev *dev, struct err *e);
-/* Sets max_patches, max_picture_rows, n_feature_rows, waiting_bytes of p, and its context_tokens to
- * `context`; *out is the plan with them. ERR_NOMEM: they do not fit beside the model. */
-int picture_room(const struct spec *s, uint32_t context, const struct picture_wishes *o,
-                 struct plan_options *p, struct plan_memory *out, struct err *e);
 
 /* ---- the engine ---- */
 struct engine;

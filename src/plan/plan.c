@@ -14,8 +14,9 @@
  *   device: what the device says its kernels set aside for that step (source: the device); an upper bound on
  *     more than one rank
  *   pictures: weights of the tower, inputs and scratch of its largest run, what the device wants beside it,
- * and rows x width x outputs x 4 of the store of features staging: the loader's buffer (its default) fixed:
- * step inputs and the host copy of the logits, plus 32 MiB for the program and its headers (assumed)
+ *     rows x width x outputs x 4 of the store of features, and the room for those that wait
+ *   staging: the loader's buffer (its default)
+ *   fixed: step inputs and the host copy of the logits, plus 32 MiB for the program and its headers (assumed)
  */
 #include "plan/plan_internal.h"
 #include "tensor/tensor.h"
@@ -187,7 +188,9 @@ static int plan_step(const struct spec *s, const struct plan_options *o, struct 
         }
     }
     graph_free(copy);
-    return rc ? err_ctx(e, "planning a step") : ERR_OK;
+    if (rc)
+        err_ctx(e, "planning a step");
+    return rc;
 }
 
 static void add_up(struct plan_memory *m, const struct plan_options *o)
@@ -262,8 +265,8 @@ static uint64_t store_bytes(const struct spec *s, const struct plan_options *o)
 }
 
 /* Everything that taking pictures adds on one rank. */
-static int plan_pictures(const struct spec *s, const struct plan_options *o, struct plan_memory *out,
-                         struct err *e)
+static int plan_tower(const struct spec *s, const struct plan_options *o, struct plan_memory *out,
+                      struct err *e)
 {
     const int64_t dims[D0_N_DIMS] = {o->max_patches, 1, o->max_picture_rows, 1};
     struct step step = {0};
@@ -276,19 +279,18 @@ static int plan_pictures(const struct spec *s, const struct plan_options *o, str
         g->info[s->tower.features[i]].keep = true;
     if (!rc)
         rc = plan_graph(o, g, dims, &step, e);
-    uint64_t bytes = sat_add(sat_add(step.scratch, step.device), store_bytes(s, o)), one;
-    bytes = sat_add(bytes, o->waiting_bytes);
+    uint64_t bytes = sat_add(sat_add(step.scratch, step.device), store_bytes(s, o));
+    bytes = sat_add(sat_add(bytes, plan_tower_inputs(s, o)), o->waiting_bytes);
     out->tower_scratch = step.scratch;
     out->tower_device = step.device;
-    for (uint32_t i = 0; !rc && i < g->n_values; i++) {
+    for (uint32_t i = 0; !rc && i < g->n_values; i++)
         if (g->values[i].kind == D0_VALUE_WEIGHT)
             out->tower_weights = sat_add(out->tower_weights, weight_share(&g->values[i], &g->info[i], 1));
-        else if (g->values[i].kind == D0_VALUE_INPUT)
-            bytes = sat_add(bytes, tensor_value_bytes(&g->values[i], dims, &one) ? one : PLAN_SATURATED);
-    }
     graph_free(g);
     out->pictures = sat_add(bytes, out->tower_weights);
-    return rc ? err_ctx(e, "planning the tower") : ERR_OK;
+    if (rc)
+        err_ctx(e, "planning the tower");
+    return rc;
 }
 
 int plan_single(const struct spec *s, const struct plan_options *o, struct plan_memory *out, struct err *e)
@@ -299,7 +301,7 @@ int plan_single(const struct spec *s, const struct plan_options *o, struct plan_
     struct plan_memory tower = {0};
     int rc = plan_step(s, o, &step, e);
     if (!rc)
-        rc = plan_pictures(s, o, &tower, e);
+        rc = plan_tower(s, o, &tower, e);
     if (rc)
         return rc;
     if (!shares_alloc(&x, s) || !shares_fill(&x, s, 1))

@@ -45,6 +45,21 @@ struct plan_memory {               /* bytes on one rank */
  * of several ranks leave them out. */
 int plan_single(const struct spec *s, const struct plan_options *o, struct plan_memory *out, struct err *e);
 
+/* How much of the memory pictures may take: the one place of this rule. 0: by it. */
+struct plan_wishes {
+    uint32_t max_patches;    /* of one picture; 0: 16,384, halved until all that pictures take, but for
+                              * those that wait, is at most an eighth of the memory, down to 1,024 */
+    uint32_t n_feature_rows; /* of the pictures of all running requests; 0: four of the largest */
+    uint64_t waiting_bytes;  /* host memory for pictures of all requests, half for files and messages, half
+                              * to decode in; 0: a sixteenth of the memory, at most 2 GiB, but at least what
+                              * the largest picture takes */
+};
+/* Sets max_patches, max_picture_rows, n_feature_rows and waiting_bytes of p, and its context_tokens to
+ * `context`, those of one request; *out is the plan with them. Errors: ERR_UNSUPPORTED, there is no graph of
+ * a tower; ERR_NOMEM, they do not fit beside the model; p is then to be used no more. */
+int plan_pictures(const struct spec *s, uint32_t context, const struct plan_wishes *o, struct plan_options *p,
+                  struct plan_memory *out, struct err *e);
+
 #define PLAN_MAX_TP 64u
 #define PLAN_MAX_EP 4096u /* as many ranks as a layout may have */
 

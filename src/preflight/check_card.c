@@ -251,6 +251,7 @@ static void check_card_memory(struct card_check *x, const struct preflight_optio
     struct plan_layout layout;
     struct plan_memory rank;
     char has[32], need[32], weights[32];
+    const char *left_out = x->s->vision ? "; pictures are not counted" : "";
     if (x->p->memory_bytes == 0) {
         not_known(x, "its memory");
         return;
@@ -263,14 +264,15 @@ static void check_card_memory(struct card_check *x, const struct preflight_optio
     format_bytes(x->s->tensor_bytes, weights, sizeof weights);
     if (!fits)
         finding_add(x->f, FINDING_M001, "memory",
-                    "weights %s; no layout of up to 4,096 cards of %s (%s) fits", weights, has, x->p->name);
+                    "weights %s; no layout of up to 4,096 cards of %s (%s) fits%s", weights, has, x->p->name,
+                    left_out);
     else
         finding_add(x->f, FINDING_M001, "memory",
                     "weights %s; %u card%s of %s (%s) %s not enough: the smallest layout is TP %u x PP %u, "
-                    "%llu cards, %s a card",
+                    "%llu cards, %s a card%s",
                     weights, x->n_cards, x->n_cards == 1 ? "" : "s", has, x->p->name,
                     x->n_cards == 1 ? "is" : "are", layout.tp, layout.pp, (unsigned long long)cards,
-                    format_bytes(rank.total, need, sizeof need));
+                    format_bytes(rank.total, need, sizeof need), left_out);
 }
 
 int check_card(const struct spec *s, const struct preflight_options *o, struct findings *f, struct err *e)

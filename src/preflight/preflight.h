@@ -41,6 +41,10 @@ int preflight_check(struct ckpt *c, const struct spec *s, const struct preflight
  */
 int preflight_kernels(const struct spec *s, bool runs_here, struct findings *f, struct err *e);
 
+/* Does this build read the tower's weights, and the device run its nodes (NULL: it is not asked)?
+ * ERR_UNSUPPORTED: no, or the description has no graph of a tower. */
+int preflight_tower(const struct spec *s, struct dev *dev, struct err *e);
+
 /* All of it in order: ckpt_open, spec_open, preflight_check. *c and *s are set as far as they could be
  * opened, and the caller closes them, also after an error; *s may be NULL after success. */
 int preflight_open(const char *dir, const struct spec_options *so, const struct preflight_options *o,

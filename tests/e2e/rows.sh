@@ -32,7 +32,14 @@ for key in kv device; do
     [ -n "$a" ] && [ "$a" = "$b" ] && ok "intact: $key held as predicted" || not_ok "intact: $key held as predicted" "predicted '$a', held '$b'"
 done
 [ "$(part predicted device)" -gt 0 ] && ok "intact: the device's kernels count" || not_ok "intact: the device's kernels count"
-
+# pictures that wait are in the total, and not in what a peak is held against
+sum=0
+for key in weights kv scratch device pictures pictures_waiting staging fixed; do sum=$((sum + $(part predicted $key))); done
+[ "$(part predicted pictures_waiting)" -gt 0 ] && [ "$(part predicted total)" = $sum ] && ok "intact: what waits is in the total" ||
+    not_ok "intact: what waits is in the total" "total $(part predicted total), its parts $sum"
+held=$((sum - $(part predicted pictures_waiting)))
+[ "$(part measured allowed)" = $((held + held / 20 * 3 + 67108864)) ] && ok "intact: a peak is held against the rest" ||
+    not_ok "intact: a peak is held against the rest" "allowed $(part measured allowed), the rest $held"
 
 # stage 1: the matrix of operators and the version rules
 plugin=$(find "$build/tests/plugins" -name 'liblacking_device.so' 2> /dev/null | head -1)
@@ -46,6 +53,24 @@ if [ -n "$plugin" ]; then
     says "one operator is lacking: the page says no" 'class="badge bad"><i aria-hidden="true">.*</i>no</span>' "$report/index.html"
 else
     skip "one operator is lacking" "the plugin was not built"
+fi
+# a device that runs every text and no tower: what it does not compute is not checked, and nobody is to blame
+# sightless NAME : what the last adapt says of pictures, text and the service
+sightless() {
+    row "$1" image "not checked"
+    says "$1: why" '"evidence": "not checked: .*segments are not on this device"' "$report/report.json"
+    for key in numerics text service; do row "$1" $key passed; done
+    [ "$(count '"id": ' "$report/report.json")" = 0 ] && ok "$1: no finding" || not_ok "$1: no finding"
+}
+sightless=$(find "$build/tests/plugins" -name 'libsightless_device.so' 2> /dev/null | head -1)
+if [ -n "$sightless" ]; then
+    adapt 4 "no tower here" "$model" --reference "$reference" --picture-reference "$pictures" --device "$sightless"
+    sightless "no tower here"
+    row "no tower here" environment passed
+    adapt 4 "no tower here, nothing recorded" "$model" --reference "$reference" --questions "$root/demo/questions.json" --device "$sightless"
+    sightless "no tower here, nothing recorded"
+else
+    skip "no tower here" "the plugin was not built"
 fi
 # stage 2: fusions, each against what it stands for
 # fusion NAME KEY : the value of a key of one fusion in the report
@@ -181,6 +206,11 @@ says "BOS twice: T006 in the report" '"id": "T006"' "$report/report.json"
 adapt 1 "a device that computes nothing" "$model" --device null
 row "a device that computes nothing" numerics "not checked"
 row "a device that computes nothing" text failed
+row "a device that computes nothing" image "not checked"
+says "a device that computes nothing: why" '"evidence": "not checked: the device does not compute' "$report/report.json"
+adapt 1 "a device that computes nothing, pictures recorded" "$model" --picture-reference "$pictures" --device null
+row "a device that computes nothing, pictures recorded" image "not checked"
+says "a device that computes nothing, pictures recorded: why" '"evidence": "not checked: the device does not compute' "$report/report.json"
 
 # What this build has no kernels for is one finding, and no fault of the weights: integers of three bits are described, and no format holds them.
 python3 - "$root" "$day0" "$scratch" << 'EOF'
@@ -236,6 +266,10 @@ serve "$model"
 adapt 4 "a good server elsewhere" "$model" --reference "$reference" --picture-reference "$pictures" --service "$url"
 row "a good server elsewhere" service passed
 row "a good server elsewhere" text passed
+if [ -n "$sightless" ]; then # the server sees, the examiner does not
+    adapt 4 "a good server elsewhere, no tower here" "$model" --reference "$reference" --picture-reference "$pictures" --service "$url" --device "$sightless"
+    sightless "a good server elsewhere, no tower here"
+fi
 # the server's machine, captured: its rules count, and what nobody knows does not pass
 captured() {
     adapt "$1" "$2" "$model" --reference "$reference" --picture-reference "$pictures" --service "$url" --root "$root/tests/captures/$3.json"

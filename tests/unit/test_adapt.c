@@ -225,6 +225,9 @@ static void test_keys(void **state)
     s.o.memory_bytes = 5;
     assert_int_equal(first_changed(&s, keys), STAGE_LAYOUT);
     s.o.memory_bytes = 0;
+    s.j.plan_options.max_patches = 1024; /* pictures of another size, or now some where there were none */
+    assert_int_equal(first_changed(&s, keys), STAGE_LAYOUT);
+    s.j.plan_options.max_patches = 0;
     put(s.place.dir, "reference", "a");
     char reference[100];
     snprintf(reference, sizeof(reference), "%s/reference", s.place.dir);
@@ -363,6 +366,26 @@ static void test_text_shape(void **state)
     assert_true(odd("\xff\xfe\x80 \xc3") == 0);
 }
 
+/* What a peak is held against: all that is planned but the room for pictures that wait. Other pictures stay
+ * in, and so does everything where none are taken. */
+static void test_to_hold(void **state)
+{
+    (void)state;
+    struct job j = {.plan = {.total = 1000, .pictures = 300}, .plan_options = {.waiting_bytes = 200}};
+    assert_int_equal(job_to_hold(&j), 800);
+    j.plan.total += 50; /* 50 more wait: the total grows, what is held does not */
+    j.plan.pictures += 50;
+    j.plan_options.waiting_bytes += 50;
+    assert_int_equal(job_to_hold(&j), 800);
+    j.plan.total += 50; /* 50 more for the tower: both grow */
+    j.plan.pictures += 50;
+    assert_int_equal(job_to_hold(&j), 850);
+    j.plan.pictures = 0; /* a wish of which nothing came */
+    assert_int_equal(job_to_hold(&j), 1100);
+    j.plan_options.waiting_bytes = 0;
+    assert_int_equal(job_to_hold(&j), 1100);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -373,6 +396,7 @@ int main(void)
         cmocka_unit_test(test_store_and_load),
         cmocka_unit_test(test_hostile_stored_stage),
         cmocka_unit_test(test_text_shape),
+        cmocka_unit_test(test_to_hold),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

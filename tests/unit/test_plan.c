@@ -112,6 +112,7 @@ static void test_single(void **state)
     assert_false(p.fits);
     o = (struct plan_options){.max_step_tokens = UINT32_MAX};
     assert_int_equal(plan_single(m.s, &o, &p, &e), ERR_INVALID);
+    assert_int_equal(plan_single(m.s, &o, &p, NULL), ERR_INVALID);
     close_model(&m);
 }
 
@@ -360,6 +361,8 @@ static void test_smallest(void **state)
     o.memory_bytes = 1 << 20;
     assert_false(plan_smallest(m.s, &o, &l, &p));
     o.max_step_tokens = UINT32_MAX;
+    assert_false(plan_smallest(m.s, &o, &l, &p));
+    o.memory_bytes = UINT64_MAX;
     assert_false(plan_smallest(m.s, &o, &l, &p));
     close_model(&m);
 }

@@ -163,6 +163,31 @@ static void test_wrong_facts(void **state)
     }
 }
 
+/* The memory of pictures is told where a service takes some, and a page about text alone has no trace of it.
+ */
+static void test_memory_of_pictures(void **state)
+{
+    (void)state;
+    static const char *const facts[] = {
+        "{\"plan\":{\"predicted\":{\"weights\":5000000,\"pictures\":0,\"pictures_waiting\":0,\"total\":"
+        "6000000}}}",
+        "{\"plan\":{\"predicted\":{\"weights\":5000000,\"pictures\":3000000,\"pictures_waiting\":2000000,"
+        "\"total\":11000000}}}"};
+    for (size_t i = 0; i < ARRAY_LEN(facts); i++) {
+        struct fixture x;
+        fixture_open(&x, true);
+        x.report.facts[2] = fixture_json(&x, facts[i]);
+        char *text = page(&x);
+        assert_int_equal(count(text, "</span>Pictures</td>"), i);
+        assert_int_equal(count(text, "class=\"part p6\""), i);
+        assert_int_equal(count(text, "Room for pictures that wait"), i);
+        assert_int_equal(count(text, "6.00 MB</text>"), 1 - i);
+        assert_int_equal(count(text, "9.00 MB</text>"), i); /* without what waits */
+        free(text);
+        fixture_close(&x);
+    }
+}
+
 /* A picture is shown if it is a data: URL of a picture and nothing else; it never closes its attribute. */
 static void test_pictures(void **state)
 {
@@ -473,6 +498,7 @@ int main(void)
         cmocka_unit_test(test_wrong_facts),
         cmocka_unit_test(test_pictures),
         cmocka_unit_test(test_lists),
+        cmocka_unit_test(test_memory_of_pictures),
         cmocka_unit_test(test_svg_of_hostile_numbers),
         cmocka_unit_test(test_positions_keep_the_peak),
         cmocka_unit_test(test_numbers),
