@@ -57,7 +57,10 @@ static void resize(struct memory *m, uint64_t from_w, uint64_t from_h, uint64_t 
 {
     if (from_w == w && from_h == h)
         return;
-    uint64_t passing = sum(product(product(w, from_h), CHANNELS), 4 * CHANNELS * w);
+    /* rows or columns first, whichever takes more */
+    const uint64_t between =
+        product(w, from_h) > product(from_w, h) ? product(w, from_h) : product(from_w, h);
+    uint64_t passing = sum(product(between, CHANNELS), product(4 * CHANNELS, w > from_w ? w : from_w));
     passing = sum(passing, sum(taps(from_w, w), taps(from_h, h)));
     m->passing = passing > m->passing ? passing : m->passing;
     m->kept = sum(m->kept, rgb(w, h));
