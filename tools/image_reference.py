@@ -5,7 +5,7 @@ usage: image_reference.py make DIR          writes the small pictures of the pro
        image_reference.py judge DIR [FILE]  pixels of every picture below DIR, as lines: path, width, height, SHA-256
                                             of the RGB bytes after exif_transpose and convert("RGB"), the same laid over white, or "refused"
 
-Needs Pillow below 13 (PyPI; see docs/images.md); offline, when the tests' data is to be made anew. Pixels come from a counter, not from a random number generator.
+Needs Pillow 12.2 or 12.3 (PyPI; see docs/images.md); offline, when the tests' data is to be made anew. Pixels come from a counter, not from a random number generator.
 """
 import hashlib
 import io
@@ -35,6 +35,25 @@ def picture(mode, width, height, seed):
     return Image.frombytes(mode, (width, height), pixels(width, height, channels, seed))
 
 
+def odd_exif():
+    """Orientations as they may be written: name, bytes of the TIFF structure behind "Exif" (perhaps once more)."""
+    def tiff(*entries):
+        return b"II*\0" + struct.pack("<IH", 8, len(entries)) + b"".join(entries) + bytes(4)
+
+    def entry(kind, count, value, tag=0x112):
+        return struct.pack("<HHII", tag, kind, count, value)
+
+    yield "long", tiff(entry(4, 1, 6))
+    yield "signed_byte", tiff(entry(6, 1, 6))
+    yield "byte", tiff(entry(1, 1, 6))
+    yield "twice", tiff(entry(3, 1, 8), entry(3, 1, 3))
+    yield "two", tiff(entry(3, 2, 6 | 8 << 16))
+    yield "none", tiff(entry(3, 1, 6), entry(3, 0, 3))
+    yield "beyond", tiff(entry(2, 9, 4000, 0x10F), entry(3, 1, 6))
+    yield "unknown", tiff(entry(99, 9, 4000, 0x10F), entry(3, 1, 6))
+    yield "prefix", b"Exif\0\0" + tiff(entry(3, 1, 6))
+
+
 def make(directory):
     os.makedirs(directory, exist_ok=True)
 
@@ -55,6 +74,9 @@ def make(directory):
     exif = Image.Exif()
     exif[0x112] = 6
     save(rgb, "exif_6.png", exif=exif)
+    for name, data in odd_exif():
+        save(picture("RGB", 24, 16, 5), f"exif_{name}.jpg", quality=90, exif=b"Exif\0\0" + data)
+    save(rgb, "exif_prefix.png", exif=b"Exif\0\0" + data)
     save(rgb, "exif_8.webp", exif=exif.tobytes().replace(b"\x06\x00\x00\x00", b"\x08\x00\x00\x00"), lossless=True)
     save(rgb, "rgb.png")
     save(grey, "grey.png")

@@ -21,8 +21,9 @@ typedef int image_pixels_fn(struct image_bytes in, const struct image_info *info
 image_head_fn jpeg_head, png_head, webp_head, gif_head;
 image_pixels_fn jpeg_pixels, png_pixels, webp_pixels, gif_pixels;
 
-/* Orientation 1 to 8 of a TIFF structure (what follows "Exif\0\0"); 1 where it says nothing or nonsense. */
-uint8_t exif_orientation(const uint8_t *tiff, size_t n);
+/* Orientation 1 to 8 of a TIFF structure, "Exif\0\0" before it or not; 1 where it says nothing or nonsense.
+ */
+uint8_t exif_orientation(const uint8_t *data, size_t n);
 
 /* rgb [in_h, in_w, 3] -> *out [h, w, 3], rounded as the backend does. Torchvision has no box, hamming and
  * nearest. */

@@ -45,7 +45,10 @@ static void resize(struct memory *m, uint64_t from_w, uint64_t from_h, uint64_t 
 {
     if (from_w == w && from_h == h)
         return;
-    uint64_t passing = sat_add(sat_mul(sat_mul(w, from_h), CHANNELS), 4 * CHANNELS * w);
+    /* rows or columns first, whichever takes more */
+    const uint64_t between =
+        sat_mul(w, from_h) > sat_mul(from_w, h) ? sat_mul(w, from_h) : sat_mul(from_w, h);
+    uint64_t passing = sat_add(sat_mul(between, CHANNELS), sat_mul(4 * CHANNELS, w > from_w ? w : from_w));
     passing = sat_add(passing, sat_add(taps(from_w, w), taps(from_h, h)));
     m->passing = passing > m->passing ? passing : m->passing;
     m->kept = sat_add(m->kept, rgb(w, h));

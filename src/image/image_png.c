@@ -57,7 +57,6 @@ static int png_begin(struct png_run *r, struct image_bytes in, struct err *e)
     png_set_chunk_malloc_max(r->png, MAX_CHUNK_BYTES);
     /* All but those that pixels depend on: texts and profiles of a small file may unpack to gigabytes. */
     png_set_keep_unknown_chunks(r->png, PNG_HANDLE_CHUNK_NEVER, NULL, -1);
-    png_set_keep_unknown_chunks(r->png, PNG_HANDLE_CHUNK_AS_DEFAULT, (png_const_bytep) "eXIf", 1);
     png_set_read_fn(r->png, r, on_read);
     return ERR_OK;
 }
@@ -76,32 +75,47 @@ static void png_look(struct png_run *r, struct image_info *out)
     out->height = png_get_image_height(r->png, r->info);
     out->has_alpha = png_get_color_type(r->png, r->info) & PNG_COLOR_MASK_ALPHA ||
                      png_get_valid(r->png, r->info, PNG_INFO_tRNS);
-    /* two rows of up to 8 bytes a pixel, the inflater, and a chunk (eXIf) that is kept */
+    /* two rows of up to 8 bytes a pixel, the inflater, and a chunk that is kept */
     out->decoder_bytes =
         32 * ((uint64_t)out->width + 64) + 8 * (uint64_t)out->height + 2 * r->in.n + LIBRARY_BYTES;
 }
 
-/* From an eXIf chunk, which may also stand behind the pixels, further than a header is read. */
-static uint8_t find_orientation(struct image_bytes in)
+static uint32_t checksum(const uint8_t *p, size_t n)
 {
-    for (size_t at = SIGNATURE_BYTES; at <= in.n && in.n - at >= CHUNK_FRAME;) {
-        const uint8_t *p = in.data + at;
-        size_t n = (size_t)p[0] << 24 | (size_t)p[1] << 16 | (size_t)p[2] << 8 | p[3];
-        if (n > in.n - at - CHUNK_FRAME || memcmp(p + 4, "IEND", 4) == 0)
-            break;
-        if (memcmp(p + 4, "eXIf", 4) == 0)
-            return exif_orientation(p + 8, n);
-        at += CHUNK_FRAME + n;
+    uint32_t crc = UINT32_MAX;
+    for (size_t i = 0; i < n; i++) {
+        crc ^= p[i];
+        for (int bit = 0; bit < 8; bit++)
+            crc = crc >> 1 ^ (crc & 1 ? UINT32_C(0xEDB88320) : 0);
     }
-    return 1;
+    return ~crc;
 }
 
-/* libpng gives an eXIf chunk only where its checksum is right. */
-static uint8_t checked_orientation(struct png_run *r)
+static uint32_t read_big(const uint8_t *p)
 {
-    png_bytep exif;
-    png_uint_32 n;
-    return png_get_eXIf_1(r->png, r->info, &n, &exif) ? exif_orientation(exif, n) : 1;
+    return (uint32_t)p[0] << 24 | (uint32_t)p[1] << 16 | (uint32_t)p[2] << 8 | p[3];
+}
+
+/* From the last eXIf chunk, which may also stand behind the pixels, further than a header is read; 0 where
+ * its checksum is wrong. libpng would pass over one that begins with "Exif", as some write it. */
+static uint8_t find_orientation(struct image_bytes in)
+{
+    const uint8_t *exif = NULL;
+    size_t n_exif = 0;
+    for (size_t at = SIGNATURE_BYTES; at <= in.n && in.n - at >= CHUNK_FRAME;) {
+        const uint8_t *p = in.data + at;
+        size_t n = read_big(p);
+        if (n > in.n - at - CHUNK_FRAME || memcmp(p + 4, "IEND", 4) == 0)
+            break;
+        if (memcmp(p + 4, "eXIf", 4) == 0) {
+            exif = p + 8;
+            n_exif = n;
+        }
+        at += CHUNK_FRAME + n;
+    }
+    if (!exif)
+        return 1;
+    return checksum(exif - 4, 4 + n_exif) == read_big(exif + n_exif) ? exif_orientation(exif, n_exif) : 0;
 }
 
 int png_head(struct image_bytes in, struct image_info *out, struct err *e)
@@ -114,6 +128,8 @@ int png_head(struct image_bytes in, struct image_info *out, struct err *e)
         return png_end(&r, true, e);
     png_look(&r, out);
     out->orientation = find_orientation(in);
+    if (out->orientation == 0)
+        png_error(r.png, "its orientation is damaged");
     return png_end(&r, false, e);
 }
 
@@ -153,8 +169,6 @@ int png_pixels(struct image_bytes in, const struct image_info *info, uint8_t *rg
     for (uint32_t y = 0; y < info->height; y++)
         r.rows[y] = rgba + y * stride;
     png_read_image(r.png, r.rows);
-    png_read_end(r.png, r.info); /* eXIf may follow the pixels; a cut end is seen here */
-    if (checked_orientation(&r) != info->orientation)
-        png_error(r.png, "its orientation is damaged");
+    png_read_end(r.png, r.info); /* a cut end is seen here */
     return png_end(&r, false, e);
 }

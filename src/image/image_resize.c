@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Resizing as Pillow does it (Image.resize of 8-bit channels), bit for bit: a filter whose support grows with
- * the reduction, weights in fixed point of 22 bits, rows first, then columns, rounded to bytes between. And
- * as PyTorch does it for bytes with antialias (torchvision): the same but for weights of 16 bits. Owns
- * nothing but scratch while it works. Refuses empty pictures.
+ * the reduction, weights in fixed point of 22 bits, rows first, then columns (of high strips the other way
+ * round), rounded to bytes between. And as PyTorch does it for bytes with antialias (torchvision): the same
+ * but for weights of 16 bits and for strips. Owns nothing but scratch while it works. Refuses empty pictures.
  *
  * Source of the arithmetic: Pillow, "Resample" (weights float64, normalised by their sum, then rounded);
  * PyTorch, upsample of uint8 (as many bits as the largest weight of an axis leaves below 2^15, at most 22).
@@ -15,6 +15,7 @@
 #include "image/image_impl.h"
 
 enum { MAX_BITS = 32 - 8 - 2, CHANNELS = 3 };
+enum { TALL = 100 }; /* so many times as high as wide: Pillow from 12.2 on shrinks its columns first */
 
 static double filter_box(double x)
 {
@@ -204,34 +205,52 @@ static void nearest(const uint8_t *from, uint32_t in_w, uint32_t in_h, uint8_t *
     }
 }
 
+/* Both axes by a filter with weights. middle: scratch, where both change. */
+static int filtered(const struct filter *f, enum image_backend backend, const uint8_t *rgb, uint32_t in_w,
+                    uint32_t in_h, uint32_t w, uint32_t h, bool columns_first, uint8_t *middle, int32_t *sums,
+                    uint8_t *out, struct err *e)
+{
+    struct taps x = {0}, y = {0};
+    int rc = w != in_w ? taps_make(&x, f, backend, in_w, w, e) : ERR_OK;
+    if (rc == ERR_OK && h != in_h)
+        rc = taps_make(&y, f, backend, in_h, h, e);
+    if (rc == ERR_OK && columns_first) {
+        along_columns(&y, rgb, h, (size_t)in_w * CHANNELS, sums, w != in_w ? middle : out);
+        if (w != in_w)
+            along_rows(&x, middle, h, in_w, w, out);
+    } else if (rc == ERR_OK) {
+        if (w != in_w)
+            along_rows(&x, rgb, in_h, in_w, w, h != in_h ? middle : out);
+        if (h != in_h)
+            along_columns(&y, w != in_w ? middle : rgb, h, (size_t)w * CHANNELS, sums, out);
+    }
+    taps_release(&x);
+    taps_release(&y);
+    return rc;
+}
+
 int image_resample(const uint8_t *rgb, uint32_t in_w, uint32_t in_h, enum image_filter filter,
                    enum image_backend backend, uint32_t w, uint32_t h, struct arena *arena, uint8_t **out,
                    struct err *e)
 {
     const struct filter *f = &filters[filter];
+    const bool columns_first = backend == IMAGE_PILLOW && in_h > TALL * (uint64_t)in_w && h < in_h;
     uint64_t pixels, between;
     if (!in_w || !in_h || !w || !h || !mul_u64((uint64_t)w * CHANNELS, h, &pixels) ||
-        !mul_u64((uint64_t)w * CHANNELS, in_h, &between))
+        !mul_u64((uint64_t)(columns_first ? in_w : w) * CHANNELS, columns_first ? h : in_h, &between))
         return err_set(e, ERR_INVALID, "resizing %u x %u pixels to %u x %u", in_w, in_h, w, h);
     *out = arena_alloc(arena, pixels);
     uint8_t *middle = w != in_w && h != in_h && f->weight ? malloc(between) : NULL;
-    int32_t *sums = malloc((size_t)w * CHANNELS * sizeof *sums);
-    struct taps x = {0}, y = {0};
+    int32_t *sums = malloc((size_t)(columns_first ? in_w : w) * CHANNELS * sizeof *sums);
     int rc = *out && sums && (middle || w == in_w || h == in_h || !f->weight)
                  ? ERR_OK
                  : err_set(e, ERR_NOMEM, "out of memory for a picture of %u x %u", w, h);
-    if (rc == ERR_OK && !f->weight) {
+    if (rc == ERR_OK && !f->weight)
         nearest(rgb, in_w, in_h, *out, w, h);
-    } else if (rc == ERR_OK) {
-        if (w != in_w && (rc = taps_make(&x, f, backend, in_w, w, e)) == ERR_OK)
-            along_rows(&x, rgb, in_h, in_w, w, middle ? middle : *out);
-        if (rc == ERR_OK && h != in_h && (rc = taps_make(&y, f, backend, in_h, h, e)) == ERR_OK)
-            along_columns(&y, w != in_w ? middle : rgb, h, (size_t)w * CHANNELS, sums, *out);
-        if (w == in_w && h == in_h)
-            memcpy(*out, rgb, pixels);
-    }
-    taps_release(&x);
-    taps_release(&y);
+    else if (rc == ERR_OK && w == in_w && h == in_h)
+        memcpy(*out, rgb, pixels);
+    else if (rc == ERR_OK)
+        rc = filtered(f, backend, rgb, in_w, in_h, w, h, columns_first, middle, sums, *out, e);
     free(middle);
     free(sums);
     return rc;

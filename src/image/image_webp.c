@@ -30,11 +30,7 @@ int webp_head(struct image_bytes in, struct image_info *out, struct err *e)
     out->animated = WebPDemuxGetI(demux, WEBP_FF_FRAME_COUNT) > 1;
     WebPChunkIterator chunk;
     if (WebPDemuxGetChunk(demux, "EXIF", 1, &chunk)) {
-        const uint8_t *p = chunk.chunk.bytes;
-        size_t n = chunk.chunk.size;
-        if (n >= 6 && memcmp(p, "Exif\0\0", 6) == 0)
-            p += 6, n -= 6;
-        out->orientation = exif_orientation(p, n);
+        out->orientation = exif_orientation(chunk.chunk.bytes, chunk.chunk.size);
         WebPDemuxReleaseChunkIterator(&chunk);
     }
     WebPDemuxDelete(demux);
