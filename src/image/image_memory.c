@@ -57,7 +57,8 @@ static void resize(struct memory *m, uint64_t from_w, uint64_t from_h, uint64_t 
 {
     if (from_w == w && from_h == h)
         return;
-    uint64_t passing = sum(product(product(w, from_h), CHANNELS), 4 * CHANNELS * w);
+    const uint64_t between = from_w != w && from_h != h ? product(product(w, from_h), CHANNELS) : 0;
+    uint64_t passing = sum(between, 4 * CHANNELS * w);
     passing = sum(passing, sum(taps(from_w, w), taps(from_h, h)));
     m->passing = passing > m->passing ? passing : m->passing;
     m->kept = sum(m->kept, rgb(w, h));
@@ -85,7 +86,9 @@ uint64_t image_process_bytes(const struct image_processor *p, const struct image
             resize(&tile, s->cut_w, s->cut_h, s->tile_w, s->tile_h);
         if (n && (s->canvas_w % s->cut_w || s->canvas_h % s->cut_h)) /* the last ones are smaller */
             tile.kept = rgb(s->tile_w, s->tile_h);
-        m.kept = sum(m.kept, product(n, sum(tile.kept, rgb(s->cut_w, s->cut_h))));
+        if (s->cut_w != s->canvas_w || s->cut_h != s->canvas_h)
+            tile.kept = sum(tile.kept, rgb(s->cut_w, s->cut_h));
+        m.kept = sum(m.kept, product(n, tile.kept));
         m.passing = tile.passing > m.passing ? tile.passing : m.passing;
         for (int i = 0; i < s->whole_first + s->whole_last; i++)
             resize(&m, s->whole_of_canvas ? s->canvas_w : first_w, s->whole_of_canvas ? s->canvas_h : first_h,
