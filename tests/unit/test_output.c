@@ -112,6 +112,7 @@ static const struct expected families[] = {
     {"think", NULL, "<think>\nwhy\n</think>\n\nso", "R[why]C[so]", 0, 0, 0},
     {"think", "a<think>\n", "why\n</think>\nso\n", "R[why]C[so\n]", 0, 0, 0},
     {"think", "a<think>\n\n</think>\n\n", "so", "C[so]", 0, 0, 0},
+    {"think", "a<think></think>", "\n\nso", "C[so]", 0, 0, 0},
     {"think", NULL, " plain </think> <thin\n", "C[ plain </think> <thin\n]", 0, 0, 0},
     {"think", "<think>", "cut sho", "R[cut sho]", LENGTH, 0, 0},
     {"think", NULL, "<think></think>x", "C[x]", 0, 0, 0},
@@ -130,6 +131,14 @@ static const struct expected families[] = {
     {"hermes", NULL, "<tool_call>{\"name\":\"f\",\"arguments\":\"{\\\"a\\\":1}\"}</tool_call>",
      "T(f||{\"a\":1})", 0, 0, 0},
     {"hermes", NULL, "<tool_call>{\"name\":\"f\"}</tool_call>", "T(f||{})", 0, 0, 0},
+    {"hermes", NULL, "<tool_call>{\"name\":\"f\",\"arguments\":null}</tool_call>", "T(f||{})", 0, 0, 0},
+    {"hermes", NULL, "<tool_call>{\"arguments_of\":1,\"name\":\"f\",\"arguments\":{\"a\":1}}</tool_call>",
+     "T(f||{\"a\":1})", 0, 0, 0},
+    {"hermes", "<think>", "a<tool_call>{\"name\":\"f\"}</tool_call></think>b",
+     "R[a<tool_call>{\"name\":\"f\"}</tool_call>]C[b]", 0, 0, 0}, /* thinking of a call is none */
+    {"hermes", NULL, "<tool_call>{\"name\":\"f\",\"arguments\":{\"a\":\"x\n}}</tool_call>so",
+     "C[<tool_call>{\"name\":\"f\",\"arguments\":{\"a\":\"x\n}}</tool_call>so]", 0, 1,
+     0}, /* no string of JSON */
     {"hermes", NULL,
      "<tool_call>{\"name\":\"f\",\"arguments\":{\"a\":12345678901234567890123,\"b\":1.50}}</tool_call>",
      "T(f||{\"a\":12345678901234567890123,\"b\":1.50})", 0, 0, 0},
@@ -166,6 +175,10 @@ static const struct expected families[] = {
      "C[<tool_call>\n<function=f>\n<parameter=a>\n1\n</para</function>\n</tool_call>]", 0, 1, 0},
     {"qwen3_coder", NULL, "<tool_call>\n<function=f>\n<parameter=a>\n1",
      "C[<tool_call>\n<function=f>\n<parameter=a>\n1]", LENGTH, 0, 1},
+    {"qwen3_coder", NULL, "<tool_call><function=other><parameter=code>42</parameter></function></tool_call>",
+     "T(other||{\"code\":42})", 0, 0, 0}, /* the schema is another tool's */
+    {"qwen3_coder", NULL, "<tool_call><function=f></function>more</tool_call>",
+     "C[<tool_call><function=f></function>more</tool_call>]", 0, 1, 0},
     {"qwen3_coder", NULL,
      "<tool_call><function=f><parameter=a>1</parameter><parameter=a>2</parameter></function></tool_call>",
      "C[<tool_call><function=f><parameter=a>1</parameter><parameter=a>2</parameter></function></tool_call>]",
@@ -196,6 +209,9 @@ static const struct expected families[] = {
     {"kimi_k2", NULL, "x " K2(K2_CALL("functions.f:0", "{bad}")),
      "C[x " K2_CALL("functions.f:0", "{bad}") "]", 0, 1, 0},
     {"kimi_k2", NULL, K2("noise " K2_CALL("f:0", "{}")), "C[noise ]T(f|f:0|{})", 0, 1, 0},
+    {"kimi_k2", NULL, K2(K2_CALL("functions.f:", "{}") K2_CALL("functions.", "{}")),
+     "T(f:|functions.f:|{})T(functions.|functions.|{})", 0, 0, 0},
+    {"kimi_k2", NULL, K2(K2_CALL("f :0", "{}")), "C[" K2_CALL("f :0", "{}") "]", 0, 1, 0},
     {"kimi_k2", NULL,
      "<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{\"a\":",
      "C[<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{\"a\":]", LENGTH, 0, 1},
@@ -229,6 +245,8 @@ static const struct expected families[] = {
      "<|python_tag|>{\"name\": \"f\", \"parameters\": {}}; {\"name\": \"g\", \"arguments\": {\"b\":[]}}",
      "T(f||{})T(g||{\"b\":[]})", 0, 0, 0},
     {"llama3", NULL, "{\"a\": 1} is JSON", "C[{\"a\": 1} is JSON]", 0, 0, 0},
+    {"llama3", NULL, "{\"a\": 1} {\"name\": \"f\"}", "C[{\"a\": 1} {\"name\": \"f\"}]", 0, 0, 0},
+    {"llama3", NULL, "{\"name\": \"f\"}; {\"a\": 1}", "T(f||{})C[; {\"a\": 1}]", 0, 1, 0},
     {"llama3", NULL, "{\"name\": \"f\", \"param", "C[{\"name\": \"f\", \"param]", LENGTH, 0, 1},
     {"llama3", NULL, " text {\"name\": \"f\", \"parameters\": {}}",
      "C[ text {\"name\": \"f\", \"parameters\": {}}]", 0, 0, 0},
@@ -250,6 +268,11 @@ static const struct expected families[] = {
          K3_OPEN("json type=\"object\"") "{\"a\":1}" K3_CLOSE("json") K3_CLOSE("call") K3_CLOSE("tools"),
      "T(f||{\"a\":1})", 0, 0, 0},
     {"kimi_k3", K3_OPEN("response"),
+     K3_CLOSE("response") K3_OPEN("tools") K3_OPEN("call tool=\"f\" index=\"1\"")
+         K3_OPEN("json type=\"object\"") "{\"a\":\"" K3_CLOSE("json") "\"}" K3_CLOSE("json") K3_CLOSE("call")
+             K3_CLOSE("tools"),
+     "T(f||{\"a\":\"" K3_CLOSE("json") "\"})", 0, 0, 0},
+    {"kimi_k3", K3_OPEN("response"),
      K3_CLOSE("response") K3_OPEN("tools") K3_OPEN("call tool=\"f\" index=\"1\"") K3_ARG("n", "number", "x")
          K3_CLOSE("call") K3_CLOSE("tools"),
      "C[" K3_OPEN("call tool=\"f\" index=\"1\"") K3_ARG("n", "number", "x") K3_CLOSE("call") "]", 0, 1, 0},
@@ -266,6 +289,8 @@ static const struct expected families[] = {
      "C[I look.]T(f||{\"a\": {\"b\": \"\xC3\xA9\"}})", 0, 0, 0},
     {"harmony", "<|start|>assistant", "<|channel|>commentary to=functions.f <|constrain|>json<|message|>{}",
      "T(f||{})", 0, 0, 0},
+    {"harmony", "<|start|>assistant", "<|channel|>commentary to=functions.f<|constrain|>json<|message|>{}",
+     "T(f||{})", 0, 0, 0},
     {"harmony", "<|start|>assistant", "<|channel|>commentary to=functions.f<|message|>{\"a\":", "C[{\"a\":]",
      LENGTH, 0, 1},
     {"harmony", "<|start|>assistant", "<|channel|>commentary to=functions.f<|message|>nothing<|call|>",
@@ -274,6 +299,10 @@ static const struct expected families[] = {
     {"harmony", "<|start|>assistant", "<|channel|>commentary Hello<|end|>",
      "C[assistant<|channel|>commentary Hello]", 0, 1, 0},
     {"harmony", "", "<|channel|>final<|message|>x<|end|>", "C[x]", 0, 0, 0},
+    {"harmony", "", "<|channel|>final to=assistant<|message|>x<|end|>", "C[x]", 0, 0, 0},
+    {"harmony", "", "<|channel|>final<|start|>assistant<|channel|>final<|message|>x<|end|>",
+     "C[<|channel|>finalx]", 0, 1, 0},
+    {"harmony", "", "<|channel|>final<|message|>x<|end|><|start|>", "C[x]", LENGTH, 0, 0},
     {"harmony", "", "just text", "C[just text]", 0, 1, 0},
 };
 
@@ -369,6 +398,25 @@ static void long_calls_are_text(void **state)
     free(text);
 }
 
+/* One fault, however much text follows it. */
+static void long_headers_are_text(void **state)
+{
+    struct fixture *f = *state;
+    struct output_rules *r = rules_of(f, "harmony", NULL);
+    struct strbuf b = STRBUF_INIT;
+    struct event_log log = {0};
+    strbuf_puts(&b, "<|channel|>");
+    for (int i = 0; i < 3000; i++)
+        strbuf_puts(&b, "ab ");
+    struct output_counts c = run_cut(f, r, "", 0, strbuf_cstr(&b), b.len, NULL, 0, &log);
+    assert_int_equal(c.malformed, 1);
+    assert_int_equal(log.notes, 1);
+    assert_int_equal(log.text.len, b.len + 3); /* C[ ] */
+    assert_memory_equal(log.text.data + 2, b.data, b.len);
+    strbuf_release(&log.text);
+    strbuf_release(&b);
+}
+
 /* Rules that mean nothing are refused, with the name of what is wrong. */
 static void wrong_rules(void **state)
 {
@@ -437,8 +485,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(outputs_of_families), cmocka_unit_test(tokens_are_not_text),
-        cmocka_unit_test(long_calls_are_text), cmocka_unit_test(wrong_rules),
-        cmocka_unit_test(rules_are_chosen),
+        cmocka_unit_test(long_calls_are_text), cmocka_unit_test(long_headers_are_text),
+        cmocka_unit_test(wrong_rules),         cmocka_unit_test(rules_are_chosen),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }
