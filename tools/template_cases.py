@@ -133,6 +133,12 @@ none in [none]
 'hello'[-3:]
 'hello'[10:]
 'hello'[3:1]
+undefined_thing[1:]
+'abc'[true:]
+'abc'[-9:-1]
+[1, 2, 3][-9:9:2]
+[1, 2, 3][9:-9:-2]
+'abc'[::0]
 'hello'[1]
 'héllo wörld'[1:5]
 'héllo wörld'[::-2]
@@ -278,6 +284,17 @@ undefined_thing == other_undefined
 '%05s|' % 'ab'
 '{:#x}|{:#o}|{:X}|{: d}|{:,.1f}'.format(255, 8, 255, 5, 12345.67)
 '{!s}|{!r:>5}|{:.2}'.format('a', 'b', 'cde')
+'{:5}'.format(none)
+'{:>9}'.format([1])
+'{:}|{!r:>5}|{!s:>9}'.format([1], [1], {})
+'{:+}'.format('a')
+'{:,}'.format('a')
+'{:=5}'.format('a')
+'{:#}'.format('a')
+'{: }'.format('a')
+'{:5}|{:+}'.format(true, true)
+'{:5}'.format(undefined_thing)
+'{}|'.format(undefined_thing)
 '{{}} {}'.format(1)
 '{}'.format(1.0)
 '{}'.format(none)
@@ -327,6 +344,8 @@ none|float(2.5)
 2.675|round(2)
 2.345|round(1, 'ceil')
 2.345|round(1, 'floor')
+-0.3|round(0, 'ceil')
+-0.3|round(0, 'floor')
 7|round
 -2.5|round
 1234.5|round(-2)
@@ -358,6 +377,11 @@ none|float(2.5)
 ['a', 'A', 'b']|unique|list
 ['a', 'A', 'b']|unique(true)|list
 [{'a': 1, 'b': 1}, {'a': 1, 'b': 2}]|unique(attribute='a')|list
+[1, {'a': 1}, 2]|unique(attribute='a')|list
+{undefined_thing: 1}
+{undefined_thing: 1}[other_undefined]
+{undefined_thing: 1}|tojson
+{}[undefined_thing] is defined
 [1, 2, 3]|first
 []|first
 [1, 2, 3]|last
@@ -391,6 +415,9 @@ none|float(2.5)
 [1, 2, 3, 4, 5]|batch(2, 'x')|list
 [1, 2, 3, 4, 5]|slice(2)|list
 [1, 2, 3, 4, 5]|slice(3, 'x')|list
+[1, 2]|slice(-1)|list
+[1, 2]|slice(0)|list
+[1, 2]|batch(-1, 'x')|list
 [{'k': 'a', 'v': 1}, {'k': 'b', 'v': 2}, {'k': 'a', 'v': 3}]|groupby('k')|list
 [{'k': 'b'}, {'v': 2}, {'k': 'A'}, {'k': 'a'}]|groupby('k', default='a')|list
 [{'k': 'b'}, {'v': 2}, {'k': 'A'}, {'k': 'a'}]|groupby('k', default='a', case_sensitive=true)|list
@@ -412,6 +439,9 @@ none|float(2.5)
 'foo bar baz qux'|truncate(9, true)
 'foo bar baz qux'|truncate(11)
 'foo bar baz qux'|truncate(10)
+5|truncate(9)
+[1, 2]|truncate(9)
+[1, 2, 3, 4]|truncate(3, true, '', 0)
 'foo bar baz qux'|truncate(2)
 'foo bar baz qux'|truncate(9, end='…')
 'foo bar baz qux'|truncate(11, false, '...', 0)
@@ -452,6 +482,13 @@ undefined_thing|tojson
 1 is nosuch
 1 is odd
 2 is even
+2.0 is even
+0.5 is odd
+3.0 is odd
+-3 is odd
+'a' is odd
+'%s' is even
+none is odd
 9 is divisibleby 3
 9 is divisibleby(4)
 'a' is string
@@ -759,6 +796,7 @@ def statements():
         "{{ dict(users[0], age=9).age }}", "{{ users|map('attr', 'name')|list }}", "{{ 'a'|indent(width=2, first=True) }}",
         "{% set x = namespace(a=[]) %}{% set x.a = x.a + [1] %}{{ x.a }}", "{{ [users[0].name, f]|tojson }}",
         "{{ users is sequence and users is not mapping }}", "{{ s.split('x')|last }}", "{{ s[:-1] ~ s[-1] }}",
+        "{{ f[1:] }}", "{{ n[:3] }}", "{{ d[1:] }}", "{{ s[n:][f:] }}", "{{ s['a':] }}", "{{ (users|map('string'))[:1] }}",
         "{{ undefined.x }}", "{% if undefined.x %}a{% endif %}", "{% if not undefined %}a{% endif %}",
         "{{ 'x' if undefined else 'y' }}", "{{ undefined() }}", "{% for x in undefined.y %}a{% endfor %}",
         "{% if s is defined and s %}{{ s }}{% endif %}", "{{ s ~ undefined ~ n }}", "{{ [s, undefined, n]|join('|') }}",

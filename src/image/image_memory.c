@@ -45,9 +45,9 @@ static void resize(struct memory *m, uint64_t from_w, uint64_t from_h, uint64_t 
 {
     if (from_w == w && from_h == h)
         return;
-    /* rows or columns first, whichever takes more */
-    const uint64_t between =
-        sat_mul(w, from_h) > sat_mul(from_w, h) ? sat_mul(w, from_h) : sat_mul(from_w, h);
+    /* rows or columns first, whichever takes more; one way alone needs nothing between */
+    const uint64_t across = sat_mul(w, from_h), down = sat_mul(from_w, h);
+    const uint64_t between = from_w == w || from_h == h ? 0 : across > down ? across : down;
     uint64_t passing = sat_add(sat_mul(between, CHANNELS), sat_mul(4 * CHANNELS, w > from_w ? w : from_w));
     passing = sat_add(passing, sat_add(taps(from_w, w), taps(from_h, h)));
     m->passing = passing > m->passing ? passing : m->passing;
@@ -76,7 +76,9 @@ uint64_t image_process_bytes(const struct image_processor *p, const struct image
             resize(&tile, s->cut_w, s->cut_h, s->tile_w, s->tile_h);
         if (n && (s->canvas_w % s->cut_w || s->canvas_h % s->cut_h)) /* the last ones are smaller */
             tile.kept = rgb(s->tile_w, s->tile_h);
-        m.kept = sat_add(m.kept, sat_mul(n, sat_add(tile.kept, rgb(s->cut_w, s->cut_h))));
+        if (s->cut_w != s->canvas_w || s->cut_h != s->canvas_h)
+            tile.kept = sat_add(tile.kept, rgb(s->cut_w, s->cut_h));
+        m.kept = sat_add(m.kept, sat_mul(n, tile.kept));
         m.passing = tile.passing > m.passing ? tile.passing : m.passing;
         for (int i = 0; i < s->whole_first + s->whole_last; i++)
             resize(&m, s->whole_of_canvas ? s->canvas_w : first_w, s->whole_of_canvas ? s->canvas_h : first_h,

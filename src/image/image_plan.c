@@ -48,7 +48,7 @@ static void shortest_edge(const struct image_size *size, uint32_t w, uint32_t h,
         raw = (double)size->longest * min / max;
         edge = rint(raw);
     }
-    uint32_t longer = (double)min == edge && size->longest ? (uint32_t)max : to_int(raw * max / min);
+    uint32_t longer = min == edge ? (uint32_t)max : to_int(raw * max / min);
     *to_w = w < h ? to_int(edge) : longer;
     *to_h = w < h ? longer : to_int(edge);
 }

@@ -155,13 +155,13 @@ struct jval filter_center(struct jrun *x, struct jcall *c)
 
 struct jval filter_truncate(struct jrun *x, struct jcall *c)
 {
-    const struct jstr *s = jinja_to_str(x, c->self),
-                      *end = c->has[2] ? jcall_str(x, c, 2) : jinja_text(x, "...").as.s;
+    const struct jstr *end = c->has[2] ? jcall_str(x, c, 2) : jinja_text(x, "...").as.s;
     jint length = jcall_int(x, c, 0, 255), leeway = jcall_int(x, c, 3, 5), tail = jstr_chars(end);
     if (length < tail || leeway < 0)
         jinja_fail(x, ERR_INVALID, "truncate: the length is less than that of what is put at the end");
-    if (jstr_chars(s) <= length + leeway)
-        return jinja_str(s);
+    if (jinja_length(x, c->self) <= length + leeway)
+        return c->self;
+    const struct jstr *s = jinja_as_str(x, c->self, "what truncate cuts");
     size_t cut = jstr_offset(s, (uint32_t)(length - tail));
     if (!jcall_bool(c, 1, false)) {
         const char *space = memrchr(s->s, ' ', cut);
@@ -342,7 +342,8 @@ struct jval filter_round(struct jrun *x, struct jcall *c)
     }
     if (!jstr_is(method, "ceil") && !jstr_is(method, "floor"))
         jinja_fail(x, ERR_INVALID, "round: method must be common, ceil or floor");
-    return jinja_float((jstr_is(method, "ceil") ? ceil(f * scale) : floor(f * scale)) / scale);
+    f = jstr_is(method, "ceil") ? ceil(f * scale) : floor(f * scale);
+    return jinja_float((f + 0.0) / scale); /* Python's are integers, which have no -0 */
 }
 
 /* ---- others ---- */

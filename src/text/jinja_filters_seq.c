@@ -254,8 +254,8 @@ struct jval filter_batch(struct jrun *x, struct jcall *c)
     const struct jlist *l = jinja_iterate(x, c->self);
     struct jlist *out = jlist_new(x, JL_GENERATOR), *row = NULL;
     jint size = jinja_as_int(x, c->arg[0], "batch: the size");
-    if (size < 1)
-        jinja_fail(x, ERR_INVALID, "batch: the size must be at least 1");
+    if (size == 0) /* one below it is never reached: a single row */
+        jinja_fail(x, ERR_INVALID, "batch: the size must not be 0");
     for (uint32_t i = 0; i < l->n; i++) {
         if (row == NULL || row->n == size) {
             row = jlist_new(x, JL_LIST);
@@ -275,8 +275,8 @@ struct jval filter_slice(struct jrun *x, struct jcall *c)
     const struct jlist *l = jinja_iterate(x, c->self);
     struct jlist *out = jlist_new(x, JL_GENERATOR);
     jint slices = jinja_as_int(x, c->arg[0], "slice: the number");
-    if (slices < 1)
-        jinja_fail(x, ERR_INVALID, "slice: the number must be at least 1");
+    if (slices == 0)
+        jinja_fail(x, ERR_INVALID, "slice: the number must not be 0");
     jint each = l->n / slices, longer = l->n % slices, at = 0;
     for (jint i = 0; i < slices; i++) {
         struct jlist *row = jlist_new(x, JL_LIST);

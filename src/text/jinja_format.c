@@ -297,10 +297,17 @@ static struct format_spec read_spec(struct jrun *x, const struct jstr *f, size_t
     return spec;
 }
 
-static void put_field(struct jrun *x, struct jbuf *out, struct jval v, const struct format_spec *spec)
+/* plain: nothing is said of how. Only text and numbers take more than that. */
+static void put_field(struct jrun *x, struct jbuf *out, struct jval v, bool plain,
+                      const struct format_spec *spec)
 {
+    if (!plain && v.type != J_STRING && v.type != J_BOOL && !jinja_is_number(v))
+        jinja_fail(x, ERR_INVALID, "'%s' is formatted as it is, or not at all", jinja_type_name(v));
+    if (v.type == J_STRING &&
+        (spec->plus || spec->space || spec->alternate || spec->comma || spec->align == '='))
+        jinja_fail(x, ERR_INVALID, "a format of numbers for a text");
     bool text = v.type == J_STRING ? spec->type == 0 || spec->type == 's' : spec->type == 0;
-    if (v.type == J_BOOL && (spec->width || spec->align || spec->zero || spec->type))
+    if (v.type == J_BOOL && !plain)
         v = jinja_int(v.as.b);
     if (v.type == J_INT && (spec->type == 0 || strchr("dxXo", spec->type)))
         put_integer(x, out, v.as.i, spec);
@@ -361,7 +368,7 @@ static size_t put_replacement(struct jrun *x, struct jcall *c, const struct jstr
         name += 2;
     }
     struct format_spec spec = read_spec(x, f, name < end ? name + 1 : end, end);
-    put_field(x, out, v, &spec);
+    put_field(x, out, v, name + 1 >= end, &spec);
     return end;
 }
 

@@ -292,8 +292,7 @@ struct jval jinja_item(struct jrun *x, struct jval a, struct jval key)
 {
     if (a.type == J_UNDEFINED)
         jinja_fail_undefined(x, a);
-    if (a.type == J_DICT && (key.type != J_LIST || key.as.list->kind == JL_TUPLE) && key.type != J_DICT &&
-        key.type != J_UNDEFINED) {
+    if (a.type == J_DICT && (key.type != J_LIST || key.as.list->kind == JL_TUPLE) && key.type != J_DICT) {
         const struct jval *v = jdict_get(x, a.as.dict, key);
         if (v)
             return *v;

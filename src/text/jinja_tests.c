@@ -99,19 +99,24 @@ static struct jval test_callable(struct jrun *x, struct jcall *c)
     return jinja_bool(c->self.type >= J_FUNCTION || is_type(c, J_UNDEFINED));
 }
 
+static bool is_rest(struct jrun *x, struct jval v, struct jval by, jint rest)
+{
+    return jinja_equal(x, jinja_binary(x, OP_MOD, v, by), jinja_int(rest));
+}
+
 static struct jval test_even(struct jrun *x, struct jcall *c)
 {
-    return jinja_bool(jinja_as_int(x, c->self, "what is tested") % 2 == 0);
+    return jinja_bool(is_rest(x, c->self, jinja_int(2), 0));
 }
 
 static struct jval test_odd(struct jrun *x, struct jcall *c)
 {
-    return jinja_bool(jinja_as_int(x, c->self, "what is tested") % 2 != 0);
+    return jinja_bool(is_rest(x, c->self, jinja_int(2), 1));
 }
 
 static struct jval test_divisibleby(struct jrun *x, struct jcall *c)
 {
-    return jinja_bool(jinja_equal(x, jinja_binary(x, OP_MOD, c->self, c->arg[0]), jinja_int(0)));
+    return jinja_bool(is_rest(x, c->self, c->arg[0], 0));
 }
 
 static struct jval test_lower(struct jrun *x, struct jcall *c)

@@ -117,6 +117,8 @@ static uint64_t hash_value(struct jrun *x, struct jval v)
     }
     case J_NONE:
         return 3;
+    case J_UNDEFINED:
+        return 4;
     default:
         break;
     }

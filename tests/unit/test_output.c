@@ -112,6 +112,7 @@ static const struct expected families[] = {
     {"think", NULL, "<think>\nwhy\n</think>\n\nso", "R[why]C[so]", 0, 0, 0},
     {"think", "a<think>\n", "why\n</think>\nso\n", "R[why]C[so\n]", 0, 0, 0},
     {"think", "a<think>\n\n</think>\n\n", "so", "C[so]", 0, 0, 0},
+    {"think", "a<think></think>", "\n\nso", "C[so]", 0, 0, 0},
     {"think", NULL, " plain </think> <thin\n", "C[ plain </think> <thin\n]", 0, 0, 0},
     {"think", "<think>", "cut sho", "R[cut sho]", LENGTH, 0, 0},
     {"think", NULL, "<think></think>x", "C[x]", 0, 0, 0},
@@ -288,6 +289,8 @@ static const struct expected families[] = {
      "C[I look.]T(f||{\"a\": {\"b\": \"\xC3\xA9\"}})", 0, 0, 0},
     {"harmony", "<|start|>assistant", "<|channel|>commentary to=functions.f <|constrain|>json<|message|>{}",
      "T(f||{})", 0, 0, 0},
+    {"harmony", "<|start|>assistant", "<|channel|>commentary to=functions.f<|constrain|>json<|message|>{}",
+     "T(f||{})", 0, 0, 0},
     {"harmony", "<|start|>assistant", "<|channel|>commentary to=functions.f<|message|>{\"a\":", "C[{\"a\":]",
      LENGTH, 0, 1},
     {"harmony", "<|start|>assistant", "<|channel|>commentary to=functions.f<|message|>nothing<|call|>",
@@ -297,6 +300,9 @@ static const struct expected families[] = {
      "C[assistant<|channel|>commentary Hello]", 0, 1, 0},
     {"harmony", "", "<|channel|>final<|message|>x<|end|>", "C[x]", 0, 0, 0},
     {"harmony", "", "<|channel|>final to=assistant<|message|>x<|end|>", "C[x]", 0, 0, 0},
+    {"harmony", "", "<|channel|>final<|start|>assistant<|channel|>final<|message|>x<|end|>",
+     "C[<|channel|>finalx]", 0, 1, 0},
+    {"harmony", "", "<|channel|>final<|message|>x<|end|><|start|>", "C[x]", LENGTH, 0, 0},
     {"harmony", "", "just text", "C[just text]", 0, 1, 0},
 };
 
@@ -392,6 +398,25 @@ static void long_calls_are_text(void **state)
     free(text);
 }
 
+/* One fault, however much text follows it. */
+static void long_headers_are_text(void **state)
+{
+    struct fixture *f = *state;
+    struct output_rules *r = rules_of(f, "harmony", NULL);
+    struct strbuf b = STRBUF_INIT;
+    struct event_log log = {0};
+    strbuf_puts(&b, "<|channel|>");
+    for (int i = 0; i < 3000; i++)
+        strbuf_puts(&b, "ab ");
+    struct output_counts c = run_cut(f, r, "", 0, strbuf_cstr(&b), b.len, NULL, 0, &log);
+    assert_int_equal(c.malformed, 1);
+    assert_int_equal(log.notes, 1);
+    assert_int_equal(log.text.len, b.len + 3); /* C[ ] */
+    assert_memory_equal(log.text.data + 2, b.data, b.len);
+    strbuf_release(&log.text);
+    strbuf_release(&b);
+}
+
 /* Rules that mean nothing are refused, with the name of what is wrong. */
 static void wrong_rules(void **state)
 {
@@ -460,8 +485,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(outputs_of_families), cmocka_unit_test(tokens_are_not_text),
-        cmocka_unit_test(long_calls_are_text), cmocka_unit_test(wrong_rules),
-        cmocka_unit_test(rules_are_chosen),
+        cmocka_unit_test(long_calls_are_text), cmocka_unit_test(long_headers_are_text),
+        cmocka_unit_test(wrong_rules),         cmocka_unit_test(rules_are_chosen),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }

@@ -108,6 +108,23 @@ static void within(const char *what, uint64_t took, uint64_t bound, uint64_t spa
 
 /* ---- decoders ---- */
 
+/* What the library takes by itself, which the RGB behind it would hide: an arena without room for that ends
+ * the decoding before it. */
+static void library_alone(const char *what, const void *bytes, size_t n, const struct image_info *info)
+{
+    const uint64_t rgba = 4 * (uint64_t)info->width * info->height;
+    struct arena none;
+    struct image m;
+    arena_init(&none, NULL, MEM_MISC);
+    none.limit = 1;
+    int64_t since = begin();
+    assert_int_equal(image_decode(bytes, n, NULL, IMAGE_ALPHA_DROP, &none, &m, NULL), ERR_NOMEM);
+    if (taken(since) > rgba + info->decoder_bytes)
+        fail_msg("%s: its library took %llu bytes, bound %llu", what,
+                 (unsigned long long)(taken(since) - rgba), (unsigned long long)info->decoder_bytes);
+    arena_release(&none);
+}
+
 /* False: it is refused, which is another test's to judge. */
 static bool decode(const char *what, const void *bytes, size_t n)
 {
@@ -119,8 +136,10 @@ static bool decode(const char *what, const void *bytes, size_t n)
     arena_init(&a, NULL, MEM_MISC);
     int64_t since = begin();
     const bool good = image_decode(bytes, n, NULL, IMAGE_ALPHA_DROP, &a, &m, NULL) == ERR_OK;
-    if (good)
+    if (good) {
         within(what, taken(since), image_decode_bytes(&info), 4 << 20);
+        library_alone(what, bytes, n, &info);
+    }
     arena_release(&a);
     return good;
 }
@@ -156,6 +175,19 @@ static uint8_t *noise(size_t channels)
     assert_non_null(p);
     for (size_t i = 0; i < (size_t)WIDE * HIGH * channels; i++)
         p[i] = (uint8_t)(i / channels * 7 % 251 + rng_u64(3, i) % 16);
+    return p;
+}
+
+/* Its file is next to nothing, so what is counted for the file hides nothing of what is counted for pixels.
+ */
+static uint8_t *squares(size_t channels)
+{
+    uint8_t *p = malloc((size_t)WIDE * HIGH * channels);
+    assert_non_null(p);
+    for (size_t i = 0; i < (size_t)WIDE * HIGH * channels; i++) {
+        const size_t x = i / channels % WIDE / 64, y = i / channels / WIDE / 64;
+        p[i] = (uint8_t)(x * 31 + y * 7 + i % channels * 40);
+    }
     return p;
 }
 
@@ -195,28 +227,40 @@ static void large_jpeg(J_COLOR_SPACE space, int channels, bool progressive, int 
     free(out);
 }
 
+static void large_webp(uint8_t *(*picture)(size_t channels), bool lossless, int channels)
+{
+    const int stride = WIDE * channels;
+    uint8_t *pixels = picture((size_t)channels), *out = NULL;
+    char what[64];
+    size_t n;
+    if (lossless)
+        n = channels == 4 ? WebPEncodeLosslessRGBA(pixels, WIDE, HIGH, stride, &out)
+                          : WebPEncodeLosslessRGB(pixels, WIDE, HIGH, stride, &out);
+    else
+        n = channels == 4 ? WebPEncodeRGBA(pixels, WIDE, HIGH, stride, 80, &out)
+                          : WebPEncodeRGB(pixels, WIDE, HIGH, stride, 80, &out);
+    free(pixels);
+    assert_true(n > 0);
+    snprintf(what, sizeof what, "%s WebP of %d channels in %zu bytes", lossless ? "lossless" : "lossy",
+             channels, n);
+    assert_true(decode(what, out, n));
+    WebPFree(out);
+}
+
 static void large(void **state)
 {
     (void)state;
-    for (int progressive = 0; progressive < 2; progressive++)
-        for (int sampling = 1; sampling <= 4; sampling *= 2) {
+    for (int progressive = 0; progressive < 2; progressive++) {
+        for (int sampling = 1; sampling <= 4; sampling *= 2)
             large_jpeg(JCS_RGB, 3, progressive, sampling);
-            large_jpeg(JCS_GRAYSCALE, 1, progressive, sampling);
-            large_jpeg(JCS_CMYK, 4, progressive, 1);
-        }
-    for (int i = 0; i < 4; i++) {
-        static const char *const names[] = {"WebP", "WebP with alpha", "lossless WebP",
-                                            "lossless WebP with alpha"};
-        const int channels = i % 2 ? 4 : 3;
-        uint8_t *pixels = noise((size_t)channels), *out = NULL;
-        size_t n = i == 0   ? WebPEncodeRGB(pixels, WIDE, HIGH, WIDE * 3, 80, &out)
-                   : i == 1 ? WebPEncodeRGBA(pixels, WIDE, HIGH, WIDE * 4, 80, &out)
-                   : i == 2 ? WebPEncodeLosslessRGB(pixels, WIDE, HIGH, WIDE * 3, &out)
-                            : WebPEncodeLosslessRGBA(pixels, WIDE, HIGH, WIDE * 4, &out);
-        free(pixels);
-        assert_true(n > 0);
-        assert_true(decode(names[i], out, n));
-        WebPFree(out);
+        large_jpeg(JCS_GRAYSCALE, 1, progressive, 1);
+        large_jpeg(JCS_GRAYSCALE, 1, progressive, 2);
+        large_jpeg(JCS_CMYK, 4, progressive, 1);
+    }
+    for (int lossless = 0; lossless < 2; lossless++) {
+        large_webp(noise, lossless, 4);
+        large_webp(squares, lossless, 3);
+        large_webp(squares, lossless, 4);
     }
 }
 
@@ -261,6 +305,8 @@ static void notes(void **state)
 
 /* ---- processors ---- */
 
+enum { LARGE_TILE = 800 };
+
 static const struct json *read_json(const char *folder, const char *name, struct arena *a)
 {
     char path[700], *text;
@@ -294,6 +340,24 @@ static void process(const char *name, const struct image_processor *p, uint32_t 
     free(m.rgb);
 }
 
+/* Tiles so large that each picture on the way is more than the fixed part of the bound, which else hides it.
+ */
+static void grow(struct image_processor *p)
+{
+    struct image_size *const sizes[] = {&p->size, &p->crop, &p->max_tile};
+    const uint64_t edge = p->size.height ? p->size.height : p->size.shortest,
+                   times = edge ? LARGE_TILE / edge + 1 : 1;
+    for (size_t i = 0; i < ARRAY_LEN(sizes); i++) {
+        sizes[i]->height *= times;
+        sizes[i]->width *= times;
+        sizes[i]->shortest *= times;
+        sizes[i]->longest *= times;
+    }
+    for (uint32_t i = 0; i < p->n_pinpoints; i++)
+        for (int side = 0; side < 2; side++)
+            p->pinpoints[i][side] *= (uint32_t)times;
+}
+
 static void processors(void **state)
 {
     (void)state;
@@ -315,6 +379,11 @@ static void processors(void **state)
         assert_int_equal(image_processor_open(&c, NULL, &p, NULL), ERR_OK);
         for (size_t i = 0; i < ARRAY_LEN(sizes); i++)
             process(f->d_name, &p, sizes[i][0], sizes[i][1]);
+        grow(&p);
+        process(f->d_name, &p, 1500, 700);
+        process(f->d_name, &p, 1791, 896); /* the second of two tiles is narrower */
+        p.do_resize = false;               /* else what resizing passes is as large as a canvas */
+        process(f->d_name, &p, 1500, 1100);
         arena_release(&a);
         n++;
     }

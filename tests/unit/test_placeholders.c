@@ -416,6 +416,7 @@ static void test_refused(void **state)
         snprintf(text, sizeof text, PART("{\"type\":\"image_url\",\"image_url\":{\"url\":\"%s\"}}"), bad[i]);
         says(m, text, i == 1 ? ERR_INVALID : i == 6 ? ERR_MISSING : ERR_FORMAT, "content[0]");
     }
+    says(m, PART("{\"type\":\"image\",\"base64\":\"R0lGODlhOAA4AAAAAAAA----\"}"), ERR_FORMAT, "no base64");
     close_model(m);
 }
 
@@ -444,7 +445,10 @@ static void test_data_url(void **state)
         const struct json *part = json_at(json_get(json_at(out.messages, 0), "content"), 0);
         assert_int_equal(part->n, 1); /* the template sees no bytes */
         assert_string_equal(json_string(json_get(part, "type")), "image");
-        const struct prompt_picture_options tight = {.max_bytes = 12};
+        const struct prompt_picture_options tight = {.max_bytes = 12}, enough = {.max_bytes = 13};
+        assert_int_equal(prompt_pictures_read(m->front, parse(&m->arena, text, strlen(text)), &enough,
+                                              &m->arena, &out, &e),
+                         0);
         assert_int_equal(
             prompt_pictures_read(m->front, parse(&m->arena, text, strlen(text)), &tight, &m->arena, &out, &e),
             ERR_LIMIT);
@@ -461,6 +465,25 @@ static void test_data_url(void **state)
     assert_int_equal(prompt_pictures_read(m->front, messages, &none, &m->arena, &out, &e), ERR_UNSUPPORTED);
     assert_int_equal(prompt_pictures_read(m->front, messages, &assumed, &m->arena, &out, &e), 0);
     assert_int_equal(out.list[1].n_rows, 32 / MERGED);
+    close_model(m);
+    /* each is small enough, all of them are not */
+    m = open_model("qwen3_vl", "qwen_3", SIMPLE, QWEN, -1);
+    messages = parse(&m->arena, two, sizeof two - 1);
+    struct strbuf many = STRBUF_INIT;
+    const struct prompt_picture_options large = {.width = 4096, .height = 4096};
+    assert_int_equal(prompt_pictures_read(m->front, messages, &large, &m->arena, &out, &e), 0);
+    const uint32_t enough = (1u << 20) / out.list[0].n_rows;
+    for (uint32_t more = 0; more < 2; more++) {
+        strbuf_clear(&many);
+        strbuf_puts(&many, "[{\"role\":\"user\",\"content\":[" IMAGE);
+        for (uint32_t i = 1; i < enough + more; i++)
+            strbuf_puts(&many, "," IMAGE);
+        strbuf_puts(&many, "]}]");
+        messages = parse(&m->arena, strbuf_cstr(&many), many.len);
+        assert_int_equal(prompt_pictures_read(m->front, messages, &large, &m->arena, &out, &e),
+                         more ? ERR_LIMIT : ERR_OK);
+    }
+    strbuf_release(&many);
     close_model(m);
 }
 

@@ -251,6 +251,31 @@ static void test_refused(void **state)
     assert_int_equal(open_text(NULL, "{\"image_seq_length\": 256}", NULL, NULL, &p, &e), ERR_MISSING);
 }
 
+/* Where a rule changes its mind: Python's round(), by which 12.5 is 12; sides that are just 200 to 1; a
+ * picture that is narrower than a patch, whose patches count as if it were one wide. */
+static void test_edges(void **state)
+{
+    (void)state;
+    struct image_processor p;
+    struct image_plan s;
+    struct err e = {0};
+    assert_int_equal(
+        open_text("{\"image_processor_type\": \"CLIPImageProcessor\", \"do_center_crop\": false, "
+                  "\"size\": {\"shortest_edge\": 60, \"longest_edge\": 25}}",
+                  NULL, NULL, NULL, &p, &e),
+        0);
+    assert_int_equal(image_plan(&p, 200, 100, NULL, &s, &e), 0);
+    assert_int_equal(s.resize[0][0], 25);
+    assert_int_equal(s.resize[0][1], 12);
+    assert_int_equal(open_text("{" QWEN "}", NULL, NULL, NULL, &p, &e), 0);
+    assert_int_equal(image_plan(&p, 5600, 28, NULL, &s, &e), 0);
+    assert_int_equal(image_plan(&p, 5601, 28, NULL, &s, &e), ERR_INVALID);
+    assert_int_equal(open_text("{\"media_proc_cfg\": {\"in_patch_limit\": 4}}", NULL, NULL, NULL, &p, &e), 0);
+    assert_int_equal(image_plan(&p, 10, 140, NULL, &s, &e), 0);
+    assert_int_equal(s.resize[0][0], 6); /* by sqrt(4 / 10) */
+    assert_int_equal(s.resize[0][1], 88);
+}
+
 static uint64_t tokens(const char *pre, const char *proc, const char *model, uint32_t w, uint32_t h)
 {
     struct image_processor p;
@@ -289,6 +314,14 @@ static void test_spellings(void **state)
                100, 50),
         576);
     assert_int_equal(tokens(clip, NULL, NULL, 100, 50), 0);
+    /* LLaVA-NeXT: of 27 lines of patches none is lost to 26.999999999999996 */
+    const char *next =
+        "{\"image_processor_type\": \"LlavaNextImageProcessor\", \"size\": {\"shortest_edge\": 336}, "
+        "\"crop_size\": 336, \"image_grid_pinpoints\": [[336, 672], [672, 336], [672, 672]]}";
+    const char *of_clip = "{\"num_additional_image_tokens\": 1, \"patch_size\": 14, "
+                          "\"vision_feature_select_strategy\": \"default\"}";
+    assert_int_equal(tokens(next, of_clip, NULL, 99, 88), 1272);
+    assert_int_equal(tokens(next, of_clip, NULL, 176, 55), 1360);
     /* Gemma3Processor passes do_pan_and_scan = False over the file's true */
     const char *gemma = "{\"image_processor_type\": \"Gemma3ImageProcessor\", \"do_pan_and_scan\": true%s}";
     char text[200];
@@ -383,6 +416,14 @@ static void test_limits(void **state)
     assert_int_equal(image_plan(&p, 2000, 1000, &few, &s, &e), ERR_OK);
     few.max_pixels--;
     assert_int_equal(image_plan(&p, 2000, 1000, &few, &s, &e), ERR_LIMIT);
+    few.max_pixels = 10 * 5000; /* so is the picture before a resize, and that behind it, but not between */
+    assert_int_equal(
+        open_text("{\"image_processor_type\": \"CLIPImageProcessor\", \"do_center_crop\": false, "
+                  "\"size\": {\"height\": 10, \"width\": 1000}}",
+                  NULL, NULL, NULL, &p, &e),
+        ERR_OK);
+    assert_int_equal(image_plan(&p, 10, 5000, &few, &s, &e), ERR_LIMIT);
+    assert_int_equal(image_plan(&p, 50, 200, &few, &s, &e), ERR_OK);
     for (size_t i = 0; i < ARRAY_LEN(names); i++) {
         char text[100];
         int planned = 0;
@@ -552,10 +593,11 @@ static void test_released(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_recorded),   cmocka_unit_test(test_refused),
-        cmocka_unit_test(test_spellings),  cmocka_unit_test(test_backend_and_alpha),
-        cmocka_unit_test(test_limits),     cmocka_unit_test(test_fingerprints),
-        cmocka_unit_test(test_pixel_file), cmocka_unit_test(test_released),
+        cmocka_unit_test(test_recorded),          cmocka_unit_test(test_edges),
+        cmocka_unit_test(test_refused),           cmocka_unit_test(test_spellings),
+        cmocka_unit_test(test_backend_and_alpha), cmocka_unit_test(test_limits),
+        cmocka_unit_test(test_fingerprints),      cmocka_unit_test(test_pixel_file),
+        cmocka_unit_test(test_released),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
