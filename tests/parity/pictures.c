@@ -16,6 +16,7 @@
 
 #include "image/image.h"
 #include "oracle/oracle.h"
+#include "own_layout.h"
 #include "prompt/prompt.h"
 #include "recorded.h"
 #include "tiny.h"
@@ -69,6 +70,7 @@ struct model {
     struct arena arena;
     struct d0 d0;
     struct tiny t;
+    const char *layout; /* for people: behind the name of the family */
     char dir[64];
     struct findings f;
     struct ckpt *c;
@@ -142,7 +144,7 @@ static int take_in_turn(struct model *m, struct err *e)
 {
     size_t n = 0;
     for (size_t i = 0; i < m->r->n_ids; i++) {
-        const bool placeholder = m->r->ids[i] == m->s->tower.image_token;
+        const bool placeholder = m->r->ids[i] == tiny_image_token(&m->t, m->s);
         m->feature_of[i] = placeholder ? (int32_t)n++ : -1;
         for (size_t k = 0; k < 3; k++)
             m->places[3 * i + k] = (int32_t)i;
@@ -200,14 +202,16 @@ static int make_inputs(struct model *m, struct err *e)
     m->spans = arena_alloc_n(&m->arena, m->r->n_ids, 2 * sizeof *m->spans);
     if (!m->pixels || !m->places || !m->feature_of || !m->spans)
         return err_set(e, ERR_NOMEM, "no memory for pixels");
-    put_spans(m, w->image_token);
+    put_spans(m, tiny_image_token(&m->t, m->s));
     make_pixels(m->pixels, m->rows.n_patches * m->width, (uint32_t)m->t.seed);
     if (!has_input(m->s->graph, D0_INPUT_PLACES))
         return take_in_turn(m, e);
     return prompt_places(w, m->r->ids, m->r->n_ids, m->grids, m->n_grids, m->places, m->feature_of, e);
 }
 
-static int open_model(struct model *m, const char *family, struct err *e)
+/* own: the order of q, k and v where the directory is rewritten into InternVL's own layout; NULL: it is not.
+ */
+static int open_model(struct model *m, const char *family, const char *own, struct err *e)
 {
     char path[512];
     arena_init(&m->arena, NULL, MEM_MISC);
@@ -219,6 +223,8 @@ static int open_model(struct model *m, const char *family, struct err *e)
     int rc = tiny_open(&m->t, TREE, family, e);
     if (rc == 0)
         rc = tiny_write(&m->t, m->dir, &m->d0, e);
+    if (rc == 0 && own)
+        rc = own_layout_rewrite(m->dir, own, &m->d0, e);
     if (rc == 0)
         rc = ckpt_open(&m->c, m->dir, &m->f, &m->d0, e);
     const struct spec_options o = {.kv_dtype = D0_F32, .images = true};
@@ -427,7 +433,7 @@ static void test_changes(struct tap *tap, struct model *m, struct dev *d)
         err_clear(&e);
         if (!concerns(m, c))
             continue;
-        snprintf(name, sizeof name, "%s with %s", m->t.family, changes[c]);
+        snprintf(name, sizeof name, "%s%s with %s", m->t.family, m->layout, changes[c]);
         int rc = measure(m, d, c, &features, &logits, &e);
         snprintf(detail, sizeof detail, "features off by %.1e, logits by %.1e (at least %.0e): %s", features,
                  logits, MOVES, rc ? e.message : "moved");
@@ -442,7 +448,7 @@ static void test_device(struct tap *tap, struct model *m, const char *isa)
     double features = INFINITY, logits = INFINITY;
     char name[96], detail[1200];
     err_clear(&e);
-    snprintf(name, sizeof name, "%s %s", m->t.family, isa);
+    snprintf(name, sizeof name, "%s%s %s", m->t.family, m->layout, isa);
     int rc = dev_open(&d, &(struct dev_options){.name = "cpu", .isa = isa, .n_threads = THREADS}, &e);
     if (rc) {
         result(tap, false, name, e.message);
@@ -457,16 +463,16 @@ static void test_device(struct tap *tap, struct model *m, const char *isa)
     dev_close(&d);
 }
 
-static void test_family(struct tap *tap, const char *family)
+static void test_family(struct tap *tap, const char *family, const char *own)
 {
-    struct model m = {.c = NULL};
+    struct model m = {.layout = own ? " in its own layout" : ""};
     struct err e;
     char name[96];
     err_clear(&e);
-    int rc = open_model(&m, family, &e);
+    int rc = open_model(&m, family, own, &e);
     if (rc == 0)
         rc = places_equal(&m, &e);
-    snprintf(name, sizeof name, "%s: places of tokens and pictures", family);
+    snprintf(name, sizeof name, "%s%s: places of tokens and pictures", family, m.layout);
     result(tap, rc == 0, name, rc ? e.message : "equal");
     if (rc == 0) {
         test_device(tap, &m, "ref");
@@ -490,10 +496,12 @@ int main(void)
             result(&tap, false, names[i], e.message);
             continue;
         }
-        const bool has = json_get(t.root, "pictures") != NULL;
+        const bool has = json_get(t.root, "pictures") != NULL, own = own_layout_has(&t, NULL);
         tiny_close(&t);
         if (has)
-            test_family(&tap, names[i]);
+            test_family(&tap, names[i], NULL);
+        if (has && own)
+            test_family(&tap, names[i], "qkv");
     }
     arena_release(&arena);
     printf("1..%u\n", tap.n);
