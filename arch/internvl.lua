@@ -79,7 +79,9 @@ return {
       "image_seq_length", "dynamic_image_size", "force_image_size", "max_dynamic_patch", "min_dynamic_patch",
       "pad2square", "system_message", "template", "use_backbone_lora", "use_llm_lora", "use_thumbnail",
       "image_fold" } do c:opt(key) end
-    if top:text("ps_version", "v2") ~= "v2" then unsupported("ps_version", "is not v2") end
+    if top:text("ps_version", own and "v1" or "v2") ~= "v2" then     -- absent, the own layout turns each tile over
+      unsupported("ps_version", "is not v2")
+    end
     local bias = t.bias or c:flag("attention_bias", false)
     local r = rope_config(c)
     if r.partial ~= 1 then unsupported("partial_rotary_factor", r.partial .. ": only whole heads are rotated") end

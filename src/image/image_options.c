@@ -305,15 +305,23 @@ static uint32_t number(const struct json *from, const char *key, uint32_t otherw
     return side_of(json_get(from, key), &n) ? n : otherwise;
 }
 
-/* (image_size / patch_size)^2 / shrink^2 of config.json; `otherwise` where that says nothing. */
-static uint32_t tokens_of_tile(const struct json *model, double shrink, uint32_t otherwise)
+/* (side / patch_size)^2 / shrink^2 of config.json; `otherwise` where that says nothing. */
+static uint32_t tokens_of_tile(const struct json *model, uint64_t side, double shrink, uint32_t otherwise)
 {
-    const struct json *vision = json_get(model, "vision_config");
-    uint32_t side = number(vision, "image_size", 0), patch = number(vision, "patch_size", 0);
+    uint32_t patch = number(json_get(model, "vision_config"), "patch_size", 0);
     if (!side || !patch || side > IMAGE_MAX_SIDE || !(shrink > 0) || shrink > 1e3)
         return otherwise;
     double n = (double)(side / patch) / shrink;
     return n >= 1 && n <= 1e4 ? (uint32_t)(n * n) : otherwise;
+}
+
+/* InternVL's releases, whose own code says what is done, not the processor that their file names: tiles are
+ * of force_image_size, whatever the table of places was made for. */
+static const char own_name[] = "internvl_chat";
+
+static bool own_layout(const struct image_processor *p)
+{
+    return strcmp(p->name, own_name) == 0;
 }
 
 /* How many placeholders stand for a picture (docs/images.md). */
@@ -322,6 +330,7 @@ static void count_tokens(const struct image_configs *c, struct image_processor *
     const struct json *vision = json_get(c->model, "vision_config");
     const char *tower = json_string(json_get(vision, "model_type"));
     const char *strategy = json_string(json_get(c->processor, "vision_feature_select_strategy"));
+    const uint32_t side = number(vision, "image_size", 0);
     double shrink = 1;
     if (!strategy)
         strategy = json_string(json_get(c->model, "vision_feature_select_strategy"));
@@ -343,12 +352,14 @@ static void count_tokens(const struct image_configs *c, struct image_processor *
     case IMAGE_TILES:
         if (json_f64(json_get(c->model, "downsample_ratio"), &shrink) && shrink > 0)
             shrink = 1 / shrink;
-        p->tile_tokens = p->tile_tokens ? p->tile_tokens : tokens_of_tile(c->model, shrink, 256);
+        p->tile_tokens = p->tile_tokens
+                             ? p->tile_tokens
+                             : tokens_of_tile(c->model, own_layout(p) ? p->size.height : side, shrink, 256);
         p->tile_tokens = number(c->processor, "image_seq_length", p->tile_tokens);
         break;
     case IMAGE_SPLIT:
         json_f64(json_get(c->model, "scale_factor"), &shrink);
-        p->tile_tokens = number(c->processor, "image_seq_len", tokens_of_tile(c->model, shrink, 169));
+        p->tile_tokens = number(c->processor, "image_seq_len", tokens_of_tile(c->model, side, shrink, 169));
         break;
     case IMAGE_PIXTRAL:
     case IMAGE_SMART:
@@ -410,21 +421,23 @@ static void adapt(const struct image_configs *c, const struct json *dict, const 
         p->do_tiles = false; /* it passes do_pan_and_scan = False, whatever the file says */
     if (class && strcmp(class, "InternVLProcessor") == 0)
         p->do_tiles = true; /* likewise crop_to_patches */
-    if (model && strcmp(model, "internvl_chat") == 0 && p->rule == IMAGE_FIXED) {
-        /* The release's own code cuts tiles, though its file names CLIP's processor. */
-        bool tiles = true, thumbnail = false;
+    if (model && strcmp(model, own_name) == 0 && p->rule == IMAGE_FIXED) {
+        /* What config.json does not say is as its configuration class has it. */
+        bool tiles = false, thumbnail = false;
         uint32_t side = number(c->model, "force_image_size", number(vision, "image_size", 448));
         json_bool(json_get(c->model, "dynamic_image_size"), &tiles);
         json_bool(json_get(c->model, "use_thumbnail"), &thumbnail);
-        p->name = "internvl_chat";
+        p->name = own_name;
         p->rule = IMAGE_TILES;
         p->filter = IMAGE_BICUBIC;
         p->size = (struct image_size){side, side, 0, 0};
         p->do_crop = false;
         p->do_tiles = tiles;
         p->whole = thumbnail;
+        p->pad_square = false;
+        json_bool(json_get(c->model, "pad2square"), &p->pad_square); /* refused below */
         p->min_tiles = number(c->model, "min_dynamic_patch", 1);
-        p->max_patches = number(c->model, "max_dynamic_patch", 12);
+        p->max_patches = number(c->model, "max_dynamic_patch", 6);
     }
     if (p->rule == IMAGE_PIXTRAL && number(c->processor, "patch_size", 0))
         p->patch = number(c->processor, "patch_size", 0);
@@ -456,6 +469,8 @@ static int check(const struct image_processor *p, struct err *e)
         p->filter != IMAGE_LANCZOS)
         return err_set(e, ERR_UNSUPPORTED, "image processor: the filter %s as torchvision does it",
                        image_filter_name(p->filter));
+    if (p->pad_square && p->rule == IMAGE_TILES)
+        return err_set(e, ERR_UNSUPPORTED, "image processor: \"pad2square\" of config.json is true");
     if (p->rule == IMAGE_TILES &&
         (!p->min_tiles || p->max_patches < p->min_tiles || p->max_patches > IMAGE_MAX_TILES))
         return err_set(e, ERR_LIMIT, "image processor: %llu to %llu tiles", (unsigned long long)p->min_tiles,
@@ -539,7 +554,7 @@ int image_processor_open(const struct image_configs *c, const enum image_backend
     struct image_processor p;
     assemble(k, &o, &p);
     adapt(c, dict, &o, &p);
-    p.backend = backend ? *backend : media || strcmp(p.name, "internvl_chat") == 0 ? IMAGE_PILLOW : chosen;
+    p.backend = backend ? *backend : media || own_layout(&p) ? IMAGE_PILLOW : chosen;
     count_tokens(c, &p);
     if ((rc = check(&p, e)))
         return rc;

@@ -713,7 +713,7 @@ static void test_session(struct tap *tap, struct model *m)
     if (rc == 0)
         rc = does_without(m, &e);
     unlink(path);
-    snprintf(name, sizeof name, "%s: opened whole", m->t.family);
+    snprintf(name, sizeof name, "%s%s: opened whole", m->t.family, m->layout);
     result(tap, rc == 0, name, rc ? e.message : "takes pictures, or does without");
 }
 
@@ -755,7 +755,7 @@ static void test_isa(struct tap *tap, struct model *m, const char *isa)
     int rc = run_threads(m, isa, 1, &e);
     if (rc == 0)
         rc = run_threads(m, isa, 2, &e);
-    snprintf(name, sizeof name, "%s %s", m->t.family, isa);
+    snprintf(name, sizeof name, "%s%s %s", m->t.family, m->layout, isa);
     snprintf(detail, sizeof detail, "%llu rows equal the yardstick%s%s %s", (unsigned long long)m->rows,
              m->difference[0] ? " but for " : "", m->difference, rc ? e.message : "");
     result(tap, rc == 0 && !m->difference[0] && m->rows > 1000, name, detail);

@@ -13,17 +13,32 @@
 
 #include "base/hash.h"
 #include "image/image.h"
+#include "own_layout.h"
 
 #define TREE TEST_SOURCE_ROOT "/tests/parity"
 
-/* Every family with a tower. Tiles: two of a picture beside each other, or apart. */
+/* Every family with a tower, and both layouts of InternVL. Tiles: two of a picture beside each other, or
+ * apart. */
 const struct picture_family picture_families[] = {
-    {"qwen2_vl", {0}},     {"qwen2_5_vl", {0}},        {"qwen3_vl", {0}},
-    {"qwen3_vl_moe", {0}}, {"qwen3_5", {0}},           {"qwen3_5_moe", {0}},
-    {"llava", {0}},        {"llava_siglip", {0}},      {"llava_next", {0}},
-    {"internvl", {2, 1}},  {"internvl_norms", {2, 1}}, {"idefics3", {1, 2}},
-    {"smolvlm", {2, 1}},   {"pixtral", {0}},           {"mistral3", {0}},
-    {"gemma3", {0}},       {"kimi_k25", {0}},          {"kimi_k3", {0}},
+    {"qwen2_vl", {0}},
+    {"qwen2_5_vl", {0}},
+    {"qwen3_vl", {0}},
+    {"qwen3_vl_moe", {0}},
+    {"qwen3_5", {0}},
+    {"qwen3_5_moe", {0}},
+    {"llava", {0}},
+    {"llava_siglip", {0}},
+    {"llava_next", {0}},
+    {"internvl", {2, 1}},
+    {"internvl_norms", {2, 1}},
+    {"idefics3", {1, 2}},
+    {"smolvlm", {2, 1}},
+    {"pixtral", {0}},
+    {"mistral3", {0}},
+    {"gemma3", {0}},
+    {"kimi_k25", {0}},
+    {"kimi_k3", {0}},
+    {"internvl", {2, 1}, .own = "qkv"},
 };
 const size_t n_picture_families = ARRAY_LEN(picture_families);
 
@@ -179,9 +194,10 @@ static int make_pictures(struct model *m, struct text *t, uint64_t seed, struct 
 /* The placeholders take the rows in turn, and there are as many. */
 static int take_in_turn(const struct model *m, struct text *t, struct err *e)
 {
+    const int32_t token = tiny_image_token(&m->t, m->s);
     uint32_t n = 0;
     for (uint32_t i = 0; i < t->n; i++) {
-        t->feature_of[i] = t->ids[i] == m->s->tower.image_token ? (int32_t)n++ : -1;
+        t->feature_of[i] = t->ids[i] == token ? (int32_t)n++ : -1;
         for (size_t k = 0; k < 3; k++)
             t->places[3 * (size_t)i + k] = (int32_t)i;
     }
@@ -362,13 +378,18 @@ int model_yardsticks(struct model *m, struct dev *d, struct err *e)
 
 /* ---- opening ------------------------------------------------------------------------------------------- */
 
-static int describe(struct model *m, const char *family, struct err *e)
+static int describe(struct model *m, const struct picture_family *family, struct err *e)
 {
     char path[512];
     struct spec_options o = {.kv_dtype = D0_F32, .images = true};
-    int rc = tiny_open(&m->t, TREE, family, e);
+    const struct json *patch = NULL;
+    int rc = tiny_open(&m->t, TREE, family->name, e);
+    if (rc == 0 && family->patch)
+        rc = json_parse(family->patch, strlen(family->patch), NULL, &m->arena, &patch, e);
     if (rc == 0)
-        rc = tiny_write(&m->t, m->dir, &m->d0, e);
+        rc = tiny_write_patched(&m->t, m->dir, patch, &m->d0, e);
+    if (rc == 0 && family->own)
+        rc = own_layout_rewrite(m->dir, family->own, &m->d0, e);
     if (rc == 0)
         rc = ckpt_open(&m->c, m->dir, &m->f, &m->d0, e);
     if (rc == 0)
@@ -378,7 +399,7 @@ static int describe(struct model *m, const char *family, struct err *e)
         rc = spec_open(&m->blind, m->c, &o, &m->f, &m->d0, e);
     if (rc == 0 && (!m->s || !m->s->vision || !m->blind))
         rc = err_set(e, ERR_FORMAT, "no graph of its tower: %s", m->f.n ? m->f.items[0].evidence : "?");
-    snprintf(path, sizeof path, TREE "/golden/%s.pictures.safetensors", family);
+    snprintf(path, sizeof path, TREE "/golden/%s.pictures.safetensors", family->name);
     if (rc == 0)
         rc = reference_open(&m->r, path, e);
     return rc ? rc : picture_shape(m->s->vision, &m->shape, e);
@@ -387,12 +408,13 @@ static int describe(struct model *m, const char *family, struct err *e)
 int model_open(struct model *m, const struct picture_family *family, struct err *e)
 {
     arena_init(&m->arena, NULL, MEM_MISC);
+    m->layout = family->own ? " in its own layout" : "";
     m->d0 = (struct d0){.log = {.fd = -1}};
     findings_init(&m->f, NULL);
     strcpy(m->dir, "/tmp/day0-picture-bits-XXXXXX");
     if (!mkdtemp(m->dir))
         return err_set(e, ERR_IO, "no temporary directory");
-    int rc = describe(m, family->name, e);
+    int rc = describe(m, family, e);
     if (rc == 0)
         rc = read_grids(m, family, e);
     if (rc)

@@ -30,6 +30,8 @@ enum {
 struct picture_family {
     const char *name;         /* of tiny/NAME.json */
     uint32_t tiles[PICTURES]; /* of each picture; 0: one, or as many as the plan of its size makes */
+    const char *patch;        /* merged into its config.json, or NULL */
+    const char *own;          /* order of q, k and v where it is rewritten into the own layout, else NULL */
 };
 extern const struct picture_family picture_families[];
 extern const size_t n_picture_families;
@@ -51,6 +53,7 @@ struct model {
     struct arena arena;
     struct d0 d0;
     struct tiny t;
+    const char *layout; /* for people: behind the name of the family */
     char dir[64];
     struct findings f;
     struct ckpt *c;

@@ -329,8 +329,8 @@ static int write_weights(const struct tiny *t, const char *path, const struct sp
     return rc;
 }
 
-static int write_as(const struct tiny *t, const char *dir, const struct json *patch, struct d0 *d0,
-                    struct err *e)
+int tiny_write_patched(const struct tiny *t, const char *dir, const struct json *patch, struct d0 *d0,
+                       struct err *e)
 {
     char path[512];
     struct tiny_model m = {.c = NULL};
@@ -349,7 +349,7 @@ static int write_as(const struct tiny *t, const char *dir, const struct json *pa
 
 int tiny_write(const struct tiny *t, const char *dir, struct d0 *d0, struct err *e)
 {
-    return write_as(t, dir, NULL, d0, e);
+    return tiny_write_patched(t, dir, NULL, d0, e);
 }
 
 int tiny_write_halves(struct tiny *t, const char *dir, struct d0 *d0, struct err *e)
@@ -360,7 +360,15 @@ int tiny_write_halves(struct tiny *t, const char *dir, struct d0 *d0, struct err
     const struct json *patch;
     int rc = json_parse(in_text ? nested : flat, in_text ? sizeof nested - 1 : sizeof flat - 1, NULL,
                         &t->arena, &patch, e);
-    return rc ? rc : write_as(t, dir, patch, d0, e);
+    return rc ? rc : tiny_write_patched(t, dir, patch, d0, e);
+}
+
+int32_t tiny_image_token(const struct tiny *t, const struct spec *s)
+{
+    int64_t id = s->tower.image_token;
+    if (id < 0)
+        json_i64(json_get(json_get(t->root, "config"), "image_token_id"), &id);
+    return (int32_t)id;
 }
 
 void tiny_remove(const char *dir)

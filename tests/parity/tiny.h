@@ -26,8 +26,13 @@ void tiny_close(struct tiny *t);
 int tiny_write_config(const struct tiny *t, const char *dir, const struct json *patch, struct err *e);
 /* Writes dir/config.json and dir/model.safetensors. dir must exist. */
 int tiny_write(const struct tiny *t, const char *dir, struct d0 *d0, struct err *e);
+/* The same with config.json patched as by tiny_write_config(). */
+int tiny_write_patched(const struct tiny *t, const char *dir, const struct json *patch, struct d0 *d0,
+                       struct err *e);
 /* The same numbers (they all are bfloat16 numbers), stored as BF16 where a release would. */
 int tiny_write_halves(struct tiny *t, const char *dir, struct d0 *d0, struct err *e);
+/* The token that takes a row of a picture: as the description says, else as the family's config.json does. */
+int32_t tiny_image_token(const struct tiny *t, const struct spec *s);
 /* What tiny_write wrote, and dir. */
 void tiny_remove(const char *dir);
 /* Names of all families, in the arena. */

@@ -463,6 +463,26 @@ static void test_nested_families(void **state)
     arena_release(&a);
 }
 
+/* The configuration class of InternVL's own layout takes an absent ps_version as v1, which lays out the rows
+ * of a tile down instead of across; the library's layout has no such key and is v2. */
+static void test_shuffle(void **state)
+{
+    (void)state;
+    static const struct edit absent[] = {{"ps_version", "null"}, {NULL, NULL}},
+                             first[] = {{"ps_version", "\"v1\""}, {NULL, NULL}};
+    struct opened x;
+    struct arena a;
+    arena_init(&a, NULL, MEM_MISC);
+    const struct json *own = read_config(&a, CONFIGS "internvl3-8b.json");
+    for (int i = 0; i < 2; i++) {
+        open_edited(&x, own, i ? first : absent, NULL);
+        assert_null(x.s);
+        assert_string_equal(finding_of(&x, FINDING_C006)->subject, "ps_version");
+        close_opened(&x);
+    }
+    arena_release(&a);
+}
+
 /* ---- rotation ---- */
 
 static void check_rope(const char *tail, const float *want, const char *unlike)
@@ -656,6 +676,7 @@ int main(void)
         cmocka_unit_test(test_tie_defaults),
         cmocka_unit_test(test_nesting),
         cmocka_unit_test(test_nested_families),
+        cmocka_unit_test(test_shuffle),
         cmocka_unit_test(test_rope_spellings),
         cmocka_unit_test(test_null),
         cmocka_unit_test(test_no_architectures),

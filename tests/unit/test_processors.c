@@ -210,6 +210,7 @@ static int open_text(const char *pre, const char *proc, const char *model, const
 }
 
 #define QWEN "\"image_processor_type\": \"Qwen2VLImageProcessor\""
+#define CLIP "{\"feature_extractor_type\": \"CLIPFeatureExtractor\", \"size\": 448, \"crop_size\": 448}"
 
 /* What would change pixels unseen is refused, and the message names it. */
 static void test_refused(void **state)
@@ -249,6 +250,10 @@ static void test_refused(void **state)
     }
     struct err e = {0};
     assert_int_equal(open_text(NULL, "{\"image_seq_length\": 256}", NULL, NULL, &p, &e), ERR_MISSING);
+    assert_int_equal(
+        open_text(CLIP, NULL, "{\"model_type\": \"internvl_chat\", \"pad2square\": true}", NULL, &p, &e),
+        ERR_UNSUPPORTED);
+    assert_non_null(strstr(e.message, "\"pad2square\""));
 }
 
 /* Where a rule changes its mind: Python's round(), by which 12.5 is 12; sides that are just 200 to 1; a
@@ -341,6 +346,20 @@ static void test_spellings(void **state)
                             "\"patch_size\": [14, 14]}}",
                             64, 64),
                      256);
+    /* Its own layout: tiles of another side than the table's, and one only unless config.json says more */
+#define OWN                                                                                                  \
+    "{\"model_type\": \"internvl_chat\", \"force_image_size\": 224, \"vision_config\": {\"image_size\": "    \
+    "448, "                                                                                                  \
+    "\"patch_size\": 14}, \"downsample_ratio\": 0.5"
+    assert_int_equal(tokens(CLIP, NULL, OWN "}", 900, 300), 64);
+    assert_int_equal(tokens(CLIP, NULL, OWN ", \"dynamic_image_size\": true}", 900, 300), 3 * 64);
+    assert_int_equal(
+        tokens(CLIP, NULL, OWN ", \"dynamic_image_size\": true, \"use_thumbnail\": true}", 900, 300), 4 * 64);
+    assert_int_equal(tokens(CLIP, NULL, OWN ", \"dynamic_image_size\": true}", 7000, 1000), 6 * 64);
+    assert_int_equal(
+        tokens(CLIP, NULL, OWN ", \"dynamic_image_size\": true, \"max_dynamic_patch\": 12}", 7000, 1000),
+        7 * 64);
+#undef OWN
     const char *smol = "{\"image_processor_type\": \"SmolVLMImageProcessor\", \"do_image_splitting\": false}";
     assert_int_equal(
         tokens(smol, NULL,
