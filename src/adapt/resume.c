@@ -38,7 +38,8 @@ int outdir_prepare(struct job *j, struct err *e)
         if (!marker.exists && n) {
             err_set(e, ERR_USAGE, "%s is not empty and no report of day0 (it holds %s)", j->out_dir,
                     names[0]);
-            return err_hint(e, "name another directory with --out");
+            err_hint(e, "name another directory with --out");
+            return ERR_USAGE;
         }
     }
     rc = dir_make(j->stage_dir, e);

@@ -75,8 +75,10 @@ static int run(struct job *j, struct drift_result *r, struct err *e)
         return rc;
     o.ids = ids;
     rc = dev_open(&ref, &(struct dev_options){.name = "cpu", .isa = "ref", .n_threads = j->threads}, e);
-    if (rc)
-        return err_ctx(e, "opening the reference device");
+    if (rc) {
+        err_ctx(e, "opening the reference device");
+        return rc;
+    }
     o.reference = &ref;
     rc = oracle_drift(&m, &o, j->arena, r, j->f, e);
     dev_close(&ref);

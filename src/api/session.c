@@ -24,7 +24,8 @@ static int first_finding(const struct findings *f, struct err *e)
         if (f->items[i].severity == SEVERITY_ERROR && !f->items[i].waived) {
             err_set(e, ERR_MISMATCH, "%s %s: %s: %s", finding_code(f->items[i].id),
                     finding_name(f->items[i].id), f->items[i].subject, f->items[i].evidence);
-            return err_hint(e, "%s", f->items[i].remedy);
+            err_hint(e, "%s", f->items[i].remedy);
+            return ERR_MISMATCH;
         }
     return err_set(e, ERR_MISMATCH, "the model cannot be used");
 }
@@ -81,7 +82,8 @@ static int fit_memory(struct session *s, const struct session_options *o, struct
     err_set(e, ERR_NOMEM, "the model needs %s for one request of %u tokens, this machine has %s",
             format_bytes(s->memory.total, need, sizeof need), s->context,
             format_bytes(p->memory_bytes, have, sizeof have));
-    return err_hint(e, "use a machine with more memory or a shorter --context");
+    err_hint(e, "use a machine with more memory or a shorter --context");
+    return ERR_NOMEM;
 }
 
 /* Describes the model, with the inputs that pictures come through where `images` says so. */

@@ -40,10 +40,10 @@ int err_set_at(struct err *e, int code, const char *file, int line, const char *
     return code;
 }
 
-int err_ctx(struct err *e, const char *fmt, ...)
+void err_ctx(struct err *e, const char *fmt, ...)
 {
     if (!e)
-        return ERR_OK;
+        return;
     if (e->n_frames >= 0 && e->n_frames < ERR_MAX_FRAMES) {
         va_list ap;
         va_start(ap, fmt);
@@ -51,18 +51,16 @@ int err_ctx(struct err *e, const char *fmt, ...)
         va_end(ap);
         e->n_frames++;
     }
-    return e->code;
 }
 
-int err_hint(struct err *e, const char *fmt, ...)
+void err_hint(struct err *e, const char *fmt, ...)
 {
     if (!e)
-        return ERR_OK;
+        return;
     va_list ap;
     va_start(ap, fmt);
     vsnprintf(e->hint, sizeof(e->hint), fmt, ap);
     va_end(ap);
-    return e->code;
 }
 
 const char *err_name(int code)

@@ -55,11 +55,11 @@ void err_clear(struct err *e);
 int err_set_at(struct err *e, int code, const char *file, int line, const char *fmt, ...)
     __attribute__((format(printf, 5, 6)));
 
-/* Adds "while ..." context; returns e's code (ERR_OK if e is NULL). */
-int err_ctx(struct err *e, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+/* Adds "while ..." context. Like err_hint() it returns nothing: without *e it could not tell the code. */
+void err_ctx(struct err *e, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 
-/* Sets the remedy; returns e's code. The last one set wins. */
-int err_hint(struct err *e, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+/* Sets the remedy. The last one set wins. */
+void err_hint(struct err *e, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 
 const char *err_name(int code); /* "IO" */
 const char *err_text(int code); /* "input/output failed" */

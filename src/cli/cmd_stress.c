@@ -118,7 +118,8 @@ static int start_child(struct child *c, struct common *common, struct arena *are
     int rc = file_stat(common->model, &info, e);
     if (rc == ERR_OK && !info.is_dir) {
         err_set(e, ERR_MISSING, "%s: no such model directory, and no http:// URL", common->model);
-        return err_hint(e, "give a directory or a URL like http://127.0.0.1:8000");
+        err_hint(e, "give a directory or a URL like http://127.0.0.1:8000");
+        return ERR_MISSING;
     }
     snprintf(c->dir, sizeof c->dir, "/tmp/day0-stress.XXXXXX");
     if (rc == ERR_OK && !mkdtemp(c->dir))

@@ -119,8 +119,10 @@ static int make_images(struct run_pictures *r, const struct session *s, const ch
         if (rc == ERR_OK)
             rc = prompt_picture_message(&pixels, shape, &message, &image->bytes, e);
         arena_release(&work);
-        if (rc != ERR_OK)
-            return err_ctx(e, "picture %s", files[i]);
+        if (rc != ERR_OK) {
+            err_ctx(e, "picture %s", files[i]);
+            return rc;
+        }
         memcpy(image->key, pixels.key, sizeof image->key);
         image->n_rows = pixels.n_rows;
         image->message = message;

@@ -59,8 +59,8 @@ int fusions_parse(const char *text, uint32_t *mask, struct err *e)
         if (i == FUSION_N) {
             char known[FUSIONS_TEXT];
             err_set(e, ERR_USAGE, "'%.*s' is no fusion", n < 40 ? (int)n : 40, text);
-            return err_hint(e, "use all, none, or any of %s",
-                            fusions_format(UINT32_MAX, known, sizeof known));
+            err_hint(e, "use all, none, or any of %s", fusions_format(UINT32_MAX, known, sizeof known));
+            return ERR_USAGE;
         }
         out |= FUSION_BIT(i);
     }

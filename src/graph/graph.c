@@ -82,8 +82,11 @@ int graph_add_value(struct graph *g, const struct d0_value *v, const struct grap
     char why[160];
     if (!value_form(v, why, sizeof why))
         return err_set(e, ERR_FORMAT, "value %s: %s", name, why);
-    if (grow_values(g, e))
-        return err_ctx(e, "adding value %s", name);
+    int rc = grow_values(g, e);
+    if (rc) {
+        err_ctx(e, "adding value %s", name);
+        return rc;
+    }
     i.name = arena_strdup(&g->arena, name);
     uint64_t bytes = 0;
     if (i.constant) {
@@ -146,11 +149,14 @@ int graph_add_node(struct graph *g, const struct d0_node *node, const char *name
         n.inputs[i] = D0_NO_VALUE;
     for (uint32_t i = 0; i < D0_MAX_NODE_OUTPUTS; i++)
         n.outputs[i] = D0_NO_VALUE;
-    if (graph_grow_nodes(g, e))
-        return err_ctx(e, "adding %s", name ? name : "a node");
+    int rc = graph_grow_nodes(g, e);
+    if (rc) {
+        err_ctx(e, "adding %s", name ? name : "a node");
+        return rc;
+    }
     for (uint32_t i = 0; i < n.n_outputs; i++) {
         struct graph_value_info info = {.name = name, .layer = n.layer};
-        int rc = graph_add_value(g, &outs[i], &info, &n.outputs[i], e);
+        rc = graph_add_value(g, &outs[i], &info, &n.outputs[i], e);
         if (rc)
             return rc;
     }

@@ -161,7 +161,8 @@ int graph_fuse(const struct graph *g, uint32_t mask, bool keep_probes, struct fu
     if (rc) {
         graph_free(out->graph);
         out->graph = NULL;
-        return err_ctx(e, "fusing a graph");
+        err_ctx(e, "fusing a graph");
+        return rc;
     }
     return ERR_OK;
 }

@@ -23,7 +23,8 @@ int graph_copy(const struct graph *g, struct graph **out, struct err *e)
     }
     if (rc) {
         graph_free(c);
-        return err_ctx(e, "copying a graph");
+        err_ctx(e, "copying a graph");
+        return rc;
     }
     memcpy(c->max_dims, g->max_dims, sizeof c->max_dims);
     c->scratch_bytes = g->scratch_bytes;

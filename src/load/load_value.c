@@ -349,7 +349,8 @@ static int fill_part(void *context, const struct spec_tensor *x)
         return ERR_OK;
     if (!x->tensor) {
         err_set(f->e, ERR_MISSING, "tensor %s is not in the checkpoint", x->name);
-        return err_hint(f->e, "run day0 check on the model");
+        err_hint(f->e, "run day0 check on the model");
+        return ERR_MISSING;
     }
     if (x->tensor->dtype != x->dtype)
         return mismatch(f, x, "it is of another type than its scheme takes");
@@ -386,7 +387,8 @@ static int plain_tensor(struct filling *f)
     const struct ckpt_tensor *t = f->r->c ? ckpt_find(f->r->c, f->name) : NULL;
     if (!t) {
         err_set(f->e, ERR_MISSING, "tensor %s is not in the checkpoint", f->name);
-        return err_hint(f->e, "run day0 check on the model");
+        err_hint(f->e, "run day0 check on the model");
+        return ERR_MISSING;
     }
     char have[96], want[96];
     /* the weight of a convolution has more dimensions than the matrix that it is, a learned row has fewer */

@@ -100,7 +100,8 @@ static int check_entering(struct recording *r, uint32_t v, struct err *e)
     if (!t) {
         err_set(e, ERR_MISSING, "%s enters layer %d, and %s", is, r->out->first_layer,
                 r->from ? "the trace does not hold it" : "no trace was given");
-        return err_hint(e, "record the layers before, and give that trace with --from");
+        err_hint(e, "record the layers before, and give that trace with --from");
+        return ERR_MISSING;
     }
     if (t->width != (uint64_t)r->g->values[v].dims[1] ||
         (t->dtype == D0_I32) != (r->g->values[v].dtype == D0_I32))
@@ -232,8 +233,9 @@ static int unknown_probe(const char *list, const bool *used, struct err *e)
             return err_set(e, ERR_INVALID, "more than 256 names of probes");
         if (!used[k]) {
             err_set(e, ERR_INVALID, "no probe is named %.*s", (int)(n < 200 ? n : 200), list + at);
-            return err_hint(e, "probes are named after modules: model.layers.0.self_attn.q_proj, or "
-                               "model.layers.0.*");
+            err_hint(e, "probes are named after modules: model.layers.0.self_attn.q_proj, or "
+                        "model.layers.0.*");
+            return ERR_INVALID;
         }
         at += n + (list[at + n] == ',');
     }

@@ -229,7 +229,8 @@ static int refuse(const struct recording *r, const char *path, const char *why, 
 {
     (void)r;
     err_set(e, ERR_MISMATCH, "%s: %s; nothing of it is used", path, why);
-    return err_hint(e, "--fresh throws the interrupted run away, or give another -o");
+    err_hint(e, "--fresh throws the interrupted run away, or give another -o");
+    return ERR_MISMATCH;
 }
 
 struct loading {

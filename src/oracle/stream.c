@@ -193,7 +193,8 @@ static int too_large(const struct stream *s, const struct d0_node *node, uint64_
     err_set(e, ERR_NOMEM, "%s alone needs %s of weights%s, there is room for %s", name,
             format_bytes(bytes, want, sizeof want), experts ? " for the experts of one token" : "",
             format_bytes(stream_piece_limit(s), have, sizeof have));
-    return err_hint(e, "use a machine with more memory, or raise --memory");
+    err_hint(e, "use a machine with more memory, or raise --memory");
+    return ERR_NOMEM;
 }
 
 static int add_node(struct stream_piece *p, uint32_t node, uint64_t bytes, struct err *e)

@@ -283,7 +283,9 @@ static int call(struct script *s, const char *function, const struct json *const
     if (!rc)
         rc = json_parse(dump.text.data, dump.text.len, &limits, arena, result, e);
     script_dump_release(&dump);
-    return rc ? err_ctx(e, "calling %s", function) : ERR_OK;
+    if (rc)
+        err_ctx(e, "calling %s", function);
+    return rc;
 }
 
 int script_call(struct script *s, const char *function, const struct json *const *args, size_t n_args,

@@ -134,7 +134,8 @@ static int fetch_nothing(void *ctx, const char *where, struct arena *arena, cons
 {
     (void)ctx, (void)arena, (void)bytes, (void)n;
     err_set(e, ERR_UNSUPPORTED, "\"%.80s\": this server fetches nothing", where);
-    return err_hint(e, "send the picture itself: \"data:image/png;base64,...\"");
+    err_hint(e, "send the picture itself: \"data:image/png;base64,...\"");
+    return ERR_UNSUPPORTED;
 }
 
 /* What the tower cannot take is refused before anything is decoded. */

@@ -189,8 +189,10 @@ static int choose_shipped(struct opening *x, struct script *all, struct err *e)
         int rc = script_load_guest(all, files[i].name, files[i].text, files[i].n, "arch_file", e);
         if (!rc)
             rc = script_call(all, "day0_describe", NULL, 0, &x->scratch, &d, e);
-        if (rc)
-            return err_ctx(e, "reading the shipped file %s", files[i].name);
+        if (rc) {
+            err_ctx(e, "reading the shipped file %s", files[i].name);
+            return rc;
+        }
         const struct json *archs = json_get(d, "arch");
         for (uint32_t k = 0; k < count_of(names); k++)
             if (position(archs, string_at(names, k)) >= 0) {
@@ -236,8 +238,10 @@ static int choose_given(struct opening *x, struct err *e)
     } else {
         x->file.name = x->o->arch_path;
         rc = file_read(x->o->arch_path, SPEC_MAX_ARCH_BYTES, &x->s->arena, &text, &x->file.n, e);
-        if (rc)
-            return err_ctx(e, "reading the architecture file");
+        if (rc) {
+            err_ctx(e, "reading the architecture file");
+            return rc;
+        }
         x->file.text = text;
     }
     x->s->origin = ARCH_USER;

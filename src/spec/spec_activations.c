@@ -101,7 +101,8 @@ static int asked(const struct spec *s, const uint32_t *weights, size_t n, uint32
             err_set(e, ERR_UNSUPPORTED,
                     "%s (%s): the release asks for activations in a way that nothing here computes", w->name,
                     spec_scheme_name(w->form.scheme));
-            return err_hint(e, "use --activations exact");
+            err_hint(e, "use --activations exact");
+            return ERR_UNSUPPORTED;
         }
         if (i && w->form.x_format != *format)
             return err_set(e, ERR_UNSUPPORTED,

@@ -262,8 +262,10 @@ static int add_node(struct trace *t, uint32_t index, const struct json *item, ui
         if (n.inputs[i] == D0_NO_VALUE)
             return err_set(e, ERR_FORMAT, "%s %s: input %u has no value", op->name, name, i);
     }
-    if ((rc = node_attrs(json_get(item, "attrs"), &n, e)) != 0)
-        return err_ctx(e, "reading %s %s", op->name, name);
+    if ((rc = node_attrs(json_get(item, "attrs"), &n, e)) != 0) {
+        err_ctx(e, "reading %s %s", op->name, name);
+        return rc;
+    }
     struct graph *g = trace_graph(t, item);
     turn_experts(g, &n);
     if ((rc = graph_add_node(g, &n, name, out, e)) != 0)

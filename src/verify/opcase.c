@@ -68,7 +68,8 @@ int opcase_open(struct opcase *c, const struct opshape *s, const int64_t max_dim
     if (rc) {
         graph_free(c->g);
         c->g = NULL;
-        return err_ctx(e, "building a case of operator %u", s->node.op);
+        err_ctx(e, "building a case of operator %u", s->node.op);
+        return rc;
     }
     return ERR_OK;
 }

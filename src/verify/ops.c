@@ -162,8 +162,10 @@ static int add_row(struct row_test *t, const struct verify_ops_options *o, const
     t->shapes = t->runs = 0;
     t->seed = hash64(r->name, strlen(r->name), o->seed);
     int rc = test_row(t, o, type, e);
-    if (rc)
-        return err_ctx(e, "testing %s", r->name);
+    if (rc) {
+        err_ctx(e, "testing %s", r->name);
+        return rc;
+    }
     if (r->passed && t->shapes == 0)
         return ERR_OK; /* a model without this operator */
     if (r->passed && o->bench)
@@ -194,8 +196,10 @@ int verify_ops(struct dev *d, const struct verify_ops_options *o, struct arena *
     /* default shapes are so small that waking a second thread takes longer than the work */
     struct dev_options options = {.name = "cpu", .isa = "ref", .n_threads = o->bench || o->shapes_of ? 0 : 1};
     rc = dev_open(&ref, &options, e);
-    if (rc)
-        return err_ctx(e, "opening the reference device");
+    if (rc) {
+        err_ctx(e, "opening the reference device");
+        return rc;
+    }
     struct guard_trap trap = {.set = false};
     struct row_test t = {.d = d, .ref = &ref, .exact = info.exact != 0, .guard = d->api->buffer_wrap != NULL};
     if (t.guard)

@@ -106,5 +106,7 @@ int ops_bench(struct dev *d, struct dev *ref, uint32_t op, const struct optype *
         r->ref_ratio = reference / device;
     }
     opcase_close(&c);
-    return rc ? err_ctx(e, "timing %s", r->name) : ERR_OK;
+    if (rc)
+        err_ctx(e, "timing %s", r->name);
+    return rc;
 }

@@ -244,7 +244,9 @@ static int walk_node(struct walk *w, uint32_t node, struct err *e)
     w->out->n_nodes += asked;
     if (rc && e)
         *e = inner;
-    return rc ? err_ctx(e, "running %s of layer %d", r->name, n->layer) : ERR_OK;
+    if (rc)
+        err_ctx(e, "running %s of layer %d", r->name, n->layer);
+    return rc;
 }
 
 /* ---- opening ---- */
@@ -399,8 +401,10 @@ int verify_ops_from(struct dev *d, const struct verify_from_options *o, struct a
         return err_set(e, ERR_UNSUPPORTED, "device %s computes nothing: there is nothing to verify",
                        d->api->name);
     int rc = dev_open(&ref, &(struct dev_options){.name = "cpu", .isa = "ref"}, e);
-    if (rc)
-        return err_ctx(e, "opening the reference device");
+    if (rc) {
+        err_ctx(e, "opening the reference device");
+        return rc;
+    }
     struct walk w = {
         .f = {.o = o, .g = o->spec->graph}, .d = d, .ref = &ref, .o = o, .out = out, .findings = f};
     rc = run(&w, arena, e);

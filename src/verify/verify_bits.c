@@ -166,8 +166,10 @@ int verify_bits(struct dev *d, const struct spec *s, struct ckpt *c, const int32
     free(b.alone);
     free(b.now);
     free(b.other);
-    if (rc)
-        return err_ctx(e, "checking reproducibility");
+    if (rc) {
+        err_ctx(e, "checking reproducibility");
+        return rc;
+    }
     out->ran = true;
     if (out->equal != out->cases)
         finding_add(f, FINDING_N004, "logits", "%u of %u ways to run one request give other bits; first: %s",

@@ -335,5 +335,7 @@ int verify_minimal(struct dev *d, const struct spec *s, struct ckpt *c, uint64_t
         dev_close(&m.ref);
     }
     free(m.hidden);
-    return rc ? err_ctx(e, "validating one layer of each kind") : ERR_OK;
+    if (rc)
+        err_ctx(e, "validating one layer of each kind");
+    return rc;
 }

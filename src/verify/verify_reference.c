@@ -354,8 +354,10 @@ int verify_reference(struct dev *d, const struct spec *s, struct ckpt *c, const 
     if (rc == 0 && r->greedy && r->n_ids > r->n_prompt && !a.saw_not_finite)
         rc = check_greedy(&a, e);
     runner_close(&a.run);
-    if (rc)
-        return err_ctx(e, "comparing with %s", r->path);
+    if (rc) {
+        err_ctx(e, "comparing with %s", r->path);
+        return rc;
+    }
     out->checked = r->logits || r->n_probes || out->greedy_tokens > 0;
     return ERR_OK;
 }

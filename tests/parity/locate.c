@@ -363,7 +363,9 @@ static int run_case(struct family *f, size_t fault, bool one, bool golden, bool 
     plant_undo(&p);
     tiny_model_close(&m);
     free(where);
-    return rc ? err_ctx(e, "%s", x->name) : ERR_OK;
+    if (rc)
+        err_ctx(e, "%s", x->name);
+    return rc;
 }
 
 static int test_fault(struct family *f, size_t fault, struct err *e)

@@ -35,7 +35,9 @@ static int read_json(struct tiny *t, const char *path, const struct json **out, 
     int rc = file_read(path, 1 << 20, &t->arena, &text, &n, e);
     if (rc == 0)
         rc = json_parse(text, n, NULL, &t->arena, out, e);
-    return rc ? err_ctx(e, "reading %s", path) : ERR_OK;
+    if (rc)
+        err_ctx(e, "reading %s", path);
+    return rc;
 }
 
 int tiny_open(struct tiny *t, const char *tree, const char *family, struct err *e)

@@ -20,8 +20,8 @@ static void success_leaves_it_untouched(void **state)
 {
     (void)state;
     assert_int_equal(err_set(NULL, ERR_IO, "nobody listens"), ERR_IO);
-    assert_int_equal(err_ctx(NULL, "x"), ERR_OK);
-    assert_int_equal(err_hint(NULL, "x"), ERR_OK);
+    err_ctx(NULL, "x");
+    err_hint(NULL, "x");
     err_clear(NULL);
 }
 
@@ -32,10 +32,11 @@ static void message_frames_and_hint(void **state)
     char buf[2048];
     assert_int_equal(err_set(&e, ERR_IO, "cannot read %s", "a.bin"), ERR_IO);
     assert_string_equal(err_format(&e, buf, sizeof(buf)), "cannot read a.bin");
-    assert_int_equal(err_ctx(&e, "while reading shard %d", 3), ERR_IO);
+    err_ctx(&e, "while reading shard %d", 3);
     err_ctx(&e, "while loading");
     err_hint(&e, "first");
-    assert_int_equal(err_hint(&e, "download it again"), ERR_IO);
+    err_hint(&e, "download it again");
+    assert_int_equal(e.code, ERR_IO);
     assert_string_equal(err_format(&e, buf, sizeof(buf)),
                         "cannot read a.bin (while reading shard 3; while loading). download it again");
     assert_non_null(strstr(e.file, "test_base_err.c"));
