@@ -325,6 +325,59 @@ static void metaspace_and_no_decoder(void **state)
     tokenizer_close(t);
 }
 
+/* The bytes that a text becomes, "|" behind each word, of a tokenizer that has nothing but stages. */
+static void cuts_into(const char *stages, const char *text, const char *expected)
+{
+    struct strbuf b = STRBUF_INIT, got = STRBUF_INIT;
+    struct ids ids = {0};
+    struct err e = {0};
+    strbuf_printf(
+        &b,
+        "{\"version\":\"1.0\",\"added_tokens\":[],%s,\"model\":{\"type\":\"BPE\",\"byte_fallback\":true,"
+        "\"end_of_word_suffix\":\"|\",\"merges\":[],\"vocab\":{",
+        stages);
+    for (int i = 0; i < 256; i++)
+        strbuf_printf(&b, "%s\"<0x%02X>\":%d", i ? "," : "", i, i);
+    strbuf_puts(&b, "}}}");
+    struct tokenizer *t = open_text(b.data, b.len);
+    if (tokenizer_encode(t, text, strlen(text), 0, &ids, &e))
+        fail_msg("%s: %s", text, e.message);
+    for (size_t i = 0; i < ids.n; i++)
+        strbuf_putc(&got, (char)ids.data[i]);
+    assert_string_equal(strbuf_cstr(&got), expected);
+    ids_release(&ids);
+    strbuf_release(&got);
+    strbuf_release(&b);
+    tokenizer_close(t);
+}
+
+#define SPLIT(behavior, invert)                                                                              \
+    "\"pre_tokenizer\":{\"type\":\"Split\",\"pattern\":{\"Regex\":\"\\\\s\"},\"behavior\":\"" behavior       \
+    "\",\"invert\":" invert "}"
+#define CHINESE                                                                                              \
+    "\"normalizer\":{\"type\":\"BertNormalizer\",\"clean_text\":false,\"handle_chinese_chars\":true,"        \
+    "\"strip_accents\":false,\"lowercase\":false}"
+
+/* What long texts are not dense enough for: characters at the edges of lists, matches side by side. As
+ * tokenizers 0.23 has them. */
+static void rare_pieces(void **state)
+{
+    (void)state;
+    cuts_into("\"normalizer\":{\"type\":\"Nmt\"}", "x\xC2\x9Fy\xC2\x8Fz", "xyz|");
+    cuts_into(CHINESE, "x\xF0\xAB\xA0\xA0y", "x\xF0\xAB\xA0\xA0y|");   /* U+2B820 */
+    cuts_into(CHINESE, "x\xF0\xAB\xA4\xA0y", "x \xF0\xAB\xA4\xA0 y|"); /* U+2B920 */
+    cuts_into(
+        "\"normalizer\":{\"type\":\"Sequence\",\"normalizers\":[{\"type\":\"Strip\",\"strip_left\":true,"
+        "\"strip_right\":true},{\"type\":\"Prepend\",\"prepend\":\"x\"}]}",
+        " ", "");
+    cuts_into(SPLIT("Contiguous", "false"), "a  b", "a|  |b|");
+    cuts_into(SPLIT("Contiguous", "true"), "a  b", "a|  |b|");
+    cuts_into(SPLIT("MergedWithPrevious", "false"), "a  b", "a | |b|");
+    cuts_into(SPLIT("MergedWithPrevious", "true"), "a  b c", "a| | b| c|");
+    cuts_into(SPLIT("MergedWithNext", "false"), "a  b", "a| | b|");
+    cuts_into(SPLIT("MergedWithNext", "true"), "a  b c", "a | |b |c|");
+}
+
 /* ---- refusals ---- */
 
 static void refuses_by_name(void **state)
@@ -575,6 +628,7 @@ int main(void)
         cmocka_unit_test(byte_level_round_trip),
         cmocka_unit_test(byte_fallback_decoding),
         cmocka_unit_test(metaspace_and_no_decoder),
+        cmocka_unit_test(rare_pieces),
         cmocka_unit_test(refuses_by_name),
         cmocka_unit_test(refuses_patterns),
         cmocka_unit_test(hostile_patterns_end),
