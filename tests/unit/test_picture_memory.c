@@ -382,6 +382,7 @@ static void processors(void **state)
         grow(&p);
         process(f->d_name, &p, 1500, 700);
         process(f->d_name, &p, 1791, 896); /* the second of two tiles is narrower */
+        process(f->d_name, &p, 60000, 40); /* weights count where so much is shrunk */
         p.do_resize = false;               /* else what resizing passes is as large as a canvas */
         process(f->d_name, &p, 1500, 1100);
         arena_release(&a);
