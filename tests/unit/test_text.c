@@ -378,6 +378,87 @@ static void rare_pieces(void **state)
     cuts_into(SPLIT("MergedWithNext", "true"), "a  b c", "a | |b |c|");
 }
 
+/* Before and behind the text; ends of decoders; a word that is just as long as it may be. */
+static void stages_at_their_edges(void **state)
+{
+    (void)state;
+    static const char words[] =
+        "{\"version\":\"1.0\",\"added_tokens\":[],\"model\":{\"type\":\"WordPiece\",\"unk_token\":\"[UNK]\","
+        "\"continuing_subword_prefix\":\"##\",\"max_input_chars_per_word\":3,\"vocab\":{\"[UNK]\":0,"
+        "\"a\":1,\"##a\":2,\"b\":3}},\"decoder\":{\"type\":\"WordPiece\",\"prefix\":\"##\",\"cleanup\":true}"
+        "}";
+    struct tokenizer *t = open_text(words, sizeof words - 1);
+    encodes(t, "aaa", 0, "a|##a|##a");
+    encodes(t, "aaaa", 0, "[UNK]");
+    encodes(t, "ab", 0, "[UNK]");                            /* nothing is left of the part that is known */
+    decodes(t, (const int32_t[]){2, 2, 1, 2}, 4, "##aa aa"); /* only the first keeps its prefix */
+    tokenizer_close(t);
+    t = open_tiny(&(struct tiny_options){
+        .replace =
+            ",\"post_processor\":{\"type\":\"TemplateProcessing\",\"single\":[{\"SpecialToken\":{"
+            "\"id\":\"<s>\",\"type_id\":0}},{\"Sequence\":{\"id\":\"A\",\"type_id\":0}},{\"SpecialToken\":"
+            "{\"id\":\"</s>\",\"type_id\":0}}],\"special_tokens\":{\"<s>\":{\"id\":\"<s>\",\"ids\":[1],"
+            "\"tokens\":[\"<s>\"]},\"</s>\":{\"id\":\"</s>\",\"ids\":[2],\"tokens\":[\"</s>\"]}}}"});
+    encodes(t, "an", TOKENIZE_SPECIAL, "<s>|an|</s>");
+    encodes(t, "", TOKENIZE_SPECIAL, "<s>|</s>");
+    encodes(t, "an", 0, "an");
+    tokenizer_close(t);
+    t = open_tiny(&(struct tiny_options){
+        /* bytes join tokens, so what follows strips the text */
+        .replace = ",\"decoder\":{\"type\":\"Sequence\",\"decoders\":[{\"type\":\"ByteLevel\"},"
+                   "{\"type\":\"Strip\",\"content\":\"a\",\"start\":1,\"stop\":0}]}"});
+    decodes(t, (const int32_t[]){260, 260, 261}, 3, "ab");
+    tokenizer_close(t);
+    t = open_tiny(&(struct tiny_options){
+        .replace =
+            ",\"decoder\":{\"type\":\"Sequence\",\"decoders\":[{\"type\":\"Replace\",\"pattern\":{\"String\":"
+            "\"b\"},\"content\":\"xxyxx\"},{\"type\":\"Strip\",\"content\":\"x\",\"start\":1,\"stop\":2},"
+            "{\"type\":\"Fuse\"}]}"});
+    decodes(t, (const int32_t[]){260, 261, 261}, 3, "axyxy");
+    tokenizer_close(t);
+}
+
+static void plain_in(const struct tokenizer *t, const char *text, size_t from, size_t to,
+                     const char *expected)
+{
+    const struct text_range plain = {from, to};
+    struct ids ids = {0};
+    struct err e = {0};
+    struct strbuf got = STRBUF_INIT;
+    assert_int_equal(
+        tokenizer_encode_parts(t, text, strlen(text), TOKENIZE_PARSE_SPECIAL, &plain, 1, &ids, &e), 0);
+    for (size_t i = 0; i < ids.n; i++) {
+        size_t n;
+        const char *token = tokenizer_token(t, ids.data[i], &n);
+        strbuf_printf(&got, "%s%.*s", i ? "|" : "", (int)n, token);
+    }
+    assert_string_equal(strbuf_cstr(&got), expected);
+    strbuf_release(&got);
+    ids_release(&ids);
+}
+
+/* Special tokens that touch what somebody else wrote are text, and only those. */
+static void ranges_without_special_tokens(void **state)
+{
+    (void)state;
+    static const char added[] = ",{\"id\":300,\"content\":\"a<s>b\",\"special\":true,\"normalized\":false}"
+                                ",{\"id\":301,\"content\":\"xyz\",\"special\":true,\"normalized\":true}";
+    struct tokenizer *t = open_tiny(&(struct tiny_options){.added = added, .replace = ""});
+    plain_in(t, "<s>x<s>", 3, 4, "<s>|x|<s>");
+    plain_in(t, "<s>x<s>", 2, 4, "<0x3C>|s|<0x3E>|x|<s>");
+    plain_in(t, "<s>x<s>", 3, 5, "<s>|x|<0x3C>|s|<0x3E>");
+    plain_in(t, "a<s>b", 5, 5, "a<s>b");
+    plain_in(t, "a<s>b", 0, 1, "a|<0x3C>|s|<0x3E>|b"); /* none within it either */
+    plain_in(t, "xyzxyz", 3, 6, "xyz|x|y|z");
+    plain_in(t, "axyz", 0, 1, "a|xyz");
+    tokenizer_close(t);
+    t = open_tiny(
+        &(struct tiny_options){.added = added, .replace = ",\"normalizer\":{\"type\":\"Lowercase\"}"});
+    plain_in(t, "aXyZ", 0, 0, "a|xyz");
+    plain_in(t, "aXyZ", 3, 4, "a|x|y|z"); /* where it stood is not known */
+    tokenizer_close(t);
+}
+
 /* ---- refusals ---- */
 
 static void refuses_by_name(void **state)
@@ -629,6 +710,8 @@ int main(void)
         cmocka_unit_test(byte_fallback_decoding),
         cmocka_unit_test(metaspace_and_no_decoder),
         cmocka_unit_test(rare_pieces),
+        cmocka_unit_test(stages_at_their_edges),
+        cmocka_unit_test(ranges_without_special_tokens),
         cmocka_unit_test(refuses_by_name),
         cmocka_unit_test(refuses_patterns),
         cmocka_unit_test(hostile_patterns_end),
