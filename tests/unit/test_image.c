@@ -386,6 +386,44 @@ static void test_jpeg_markers(void **state)
     arena_release(&a);
 }
 
+/* Notes of EXIF that are malformed say nothing, in either order of bytes. */
+static void test_odd_exif(void **state)
+{
+    (void)state;
+    enum {
+        TIFF = 0x1e,
+        MARK = 1,
+        MAGIC = 3,
+        TYPE = 13,
+        VALUE = 19
+    }; /* in the file; behind TIFF, big-endian */
+    static const uint8_t little[26] = "II*\0\x08\0\0\0\1\0\x12\1\3\0\1\0\0\0\6";
+    static const struct {
+        size_t at;
+        uint8_t byte, orientation;
+    } all[] = {{VALUE, 8, 8},  {VALUE, 1, 1},  {VALUE, 0, 1}, {VALUE, 9, 1},
+               {MARK, 'I', 1}, {MAGIC, 43, 1}, {TYPE, 1, 1}}; /* bytes, of which the first is 0 */
+    struct arena a;
+    struct err e = {0};
+    struct image_info info;
+    char *file;
+    size_t n;
+    arena_init(&a, NULL, MEM_MISC);
+    assert_int_equal(file_read(OWN "/exif_6.jpg", 1 << 20, &a, &file, &n, &e), ERR_OK);
+    assert_memory_equal(file + TIFF - 6, "Exif\0\0MM\0*", 10);
+    for (size_t i = 0; i < ARRAY_LEN(all); i++) {
+        char was = file[TIFF + all[i].at];
+        file[TIFF + all[i].at] = (char)all[i].byte;
+        assert_int_equal(image_probe(file, n, NULL, &info, &e), ERR_OK);
+        assert_int_equal(info.orientation, all[i].orientation);
+        file[TIFF + all[i].at] = was;
+    }
+    memcpy(file + TIFF, little, sizeof little);
+    assert_int_equal(image_probe(file, n, NULL, &info, &e), ERR_OK);
+    assert_int_equal(info.orientation, 6);
+    arena_release(&a);
+}
+
 /* An orientation counts behind the pixels as well; one whose checksum is wrong is damage. */
 static void test_png_late_orientation(void **state)
 {
@@ -497,6 +535,7 @@ int main(void)
         cmocka_unit_test(test_resize),
         cmocka_unit_test(test_names_what_it_does_not_read),
         cmocka_unit_test(test_png_texts_stay_packed),
+        cmocka_unit_test(test_odd_exif),
         cmocka_unit_test(test_png_late_orientation),
         cmocka_unit_test(test_jpeg_scans),
         cmocka_unit_test(test_jpeg_markers),

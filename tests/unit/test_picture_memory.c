@@ -303,6 +303,22 @@ static void notes(void **state)
     assert_true(decode("a PNG with notes", file, at));
 }
 
+/* Rows of 8 bytes a pixel, of which the library keeps some: 60000 x 2 of 16 bits and interlaced, all zeros.
+ */
+static void wide_png(void **state)
+{
+    (void)state;
+    static const uint8_t head[13] = {0, 0, 0xEA, 0x60, 0, 0, 0, 2, 16, 6, 0, 0, 1};
+    static uint8_t zeros[8 * 2 * 60000 + 5], packed[1 << 16], file[1 << 17]; /* five passes have rows */
+    uLongf n = sizeof packed;
+    memcpy(file, "\x89PNG\r\n\x1a\n", 8);
+    size_t at = 8 + put_chunk(file + 8, "IHDR", head, sizeof head);
+    assert_int_equal(compress(packed, &n, zeros, sizeof zeros), Z_OK);
+    at += put_chunk(file + at, "IDAT", packed, n);
+    at += put_chunk(file + at, "IEND", zeros, 0);
+    assert_true(decode("a wide PNG", file, at));
+}
+
 /* ---- processors ---- */
 
 enum { LARGE_TILE = 800 };
@@ -382,7 +398,9 @@ static void processors(void **state)
         grow(&p);
         process(f->d_name, &p, 1500, 700);
         process(f->d_name, &p, 1791, 896); /* the second of two tiles is narrower */
-        p.do_resize = false;               /* else what resizing passes is as large as a canvas */
+        if (p.rule == IMAGE_NAVIT)         /* weights count where so much is shrunk to so little */
+            process(f->d_name, &p, 60000, 40);
+        p.do_resize = false; /* else what resizing passes is as large as a canvas */
         process(f->d_name, &p, 1500, 1100);
         arena_release(&a);
         n++;
@@ -471,8 +489,9 @@ static void whole_way(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(files),      cmocka_unit_test(large), cmocka_unit_test(notes),
-        cmocka_unit_test(processors), cmocka_unit_test(rows),  cmocka_unit_test(whole_way),
+        cmocka_unit_test(files),     cmocka_unit_test(large),      cmocka_unit_test(notes),
+        cmocka_unit_test(wide_png),  cmocka_unit_test(processors), cmocka_unit_test(rows),
+        cmocka_unit_test(whole_way),
     };
     if (!OWN_MALLOC) {
         printf("# skip: a sanitizer has malloc\n");

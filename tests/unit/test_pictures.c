@@ -110,6 +110,17 @@ static void test_table(void **state)
             assert_memory_equal(r.table_rows, r.table_rows + 4 * 8, 4 * 8 * sizeof(int32_t));
             assert_int_equal(r.spans[2 * 8], 8);
         }
+        if (k == 1) { /* Keys' cubic with a = -0.75, a quarter and three off; the sole row lies between two */
+            static const float across[] = {-0.10546875f, 0.87890625f, 0.26171875f, -0.03515625f};
+            const struct image_grid wide = {1, 1, 8};
+            struct image_rows w;
+            assert_int_equal(image_tower_rows(&tower, &wide, 1, &arena, &w, &e), 0);
+            for (int32_t j = 0; j < 16; j++) { /* the second of eight places on four, so 0.25 */
+                static const float down[] = {-0.09375f, 0.59375f, 0.59375f, -0.09375f};
+                assert_float_equal(w.table_weights[16 + j], down[j / 4] * across[j % 4], 0);
+                assert_int_equal(w.table_rows[16 + j], j / 4 * 4 + (j % 4 ? j % 4 - 1 : 0));
+            }
+        }
         if (k == 2) { /* the upper of two lies between the centres of two cells of four, and on one across */
             static const float shares[] = {0.5f, 0, 0.5f, 0};
             assert_int_equal(r.table_rows[2], 4);
@@ -229,6 +240,12 @@ static void test_canvas(void **state)
     assert_int_equal(refused(state, &tower, grids, 3), ERR_INVALID); /* and now unlike */
     grids[2].w = 2;
     grids[1].skip_w = 2; /* nothing is left */
+    assert_int_equal(refused(state, &tower, grids, 3), ERR_INVALID);
+    grids[1].skip_w = 0;
+    grids[1].skip_h = 1; /* nor so */
+    assert_int_equal(refused(state, &tower, grids, 3), ERR_INVALID);
+    grids[1].skip_h = 0;
+    grids[1].t = grids[2].t = 2; /* tiles are still */
     assert_int_equal(refused(state, &tower, grids, 3), ERR_INVALID);
     grids[1] = (struct image_grid){1, 2, 2, .rows = UINT32_MAX, .columns = UINT32_MAX, .skip_h = UINT32_MAX};
     assert_int_equal(refused(state, &tower, grids, 3), ERR_INVALID);

@@ -435,6 +435,14 @@ static void test_limits(void **state)
     assert_int_equal(image_plan(&p, 2000, 1000, &few, &s, &e), ERR_OK);
     few.max_pixels--;
     assert_int_equal(image_plan(&p, 2000, 1000, &few, &s, &e), ERR_LIMIT);
+    /* the last of four crops of two pixels would begin behind the fifth pixel */
+    assert_int_equal(
+        open_text("{\"image_processor_type\": \"Gemma3ImageProcessor\", \"do_pan_and_scan\": true, "
+                  "\"pan_and_scan_min_crop_size\": 1, \"pan_and_scan_max_num_crops\": 4}",
+                  NULL, NULL, NULL, &p, &e),
+        ERR_OK);
+    assert_int_equal(image_plan(&p, 5, 1, NULL, &s, &e), ERR_INVALID);
+    assert_int_equal(image_plan(&p, 8, 1, NULL, &s, &e), ERR_OK);
     few.max_pixels = 10 * 5000; /* so is the picture before a resize, and that behind it, but not between */
     assert_int_equal(
         open_text("{\"image_processor_type\": \"CLIPImageProcessor\", \"do_center_crop\": false, "

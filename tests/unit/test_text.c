@@ -325,6 +325,140 @@ static void metaspace_and_no_decoder(void **state)
     tokenizer_close(t);
 }
 
+/* The bytes that a text becomes, "|" behind each word, of a tokenizer that has nothing but stages. */
+static void cuts_into(const char *stages, const char *text, const char *expected)
+{
+    struct strbuf b = STRBUF_INIT, got = STRBUF_INIT;
+    struct ids ids = {0};
+    struct err e = {0};
+    strbuf_printf(
+        &b,
+        "{\"version\":\"1.0\",\"added_tokens\":[],%s,\"model\":{\"type\":\"BPE\",\"byte_fallback\":true,"
+        "\"end_of_word_suffix\":\"|\",\"merges\":[],\"vocab\":{",
+        stages);
+    for (int i = 0; i < 256; i++)
+        strbuf_printf(&b, "%s\"<0x%02X>\":%d", i ? "," : "", i, i);
+    strbuf_puts(&b, "}}}");
+    struct tokenizer *t = open_text(b.data, b.len);
+    if (tokenizer_encode(t, text, strlen(text), 0, &ids, &e))
+        fail_msg("%s: %s", text, e.message);
+    for (size_t i = 0; i < ids.n; i++)
+        strbuf_putc(&got, (char)ids.data[i]);
+    assert_string_equal(strbuf_cstr(&got), expected);
+    ids_release(&ids);
+    strbuf_release(&got);
+    strbuf_release(&b);
+    tokenizer_close(t);
+}
+
+#define SPLIT(behavior, invert)                                                                              \
+    "\"pre_tokenizer\":{\"type\":\"Split\",\"pattern\":{\"Regex\":\"\\\\s\"},\"behavior\":\"" behavior       \
+    "\",\"invert\":" invert "}"
+#define CHINESE                                                                                              \
+    "\"normalizer\":{\"type\":\"BertNormalizer\",\"clean_text\":false,\"handle_chinese_chars\":true,"        \
+    "\"strip_accents\":false,\"lowercase\":false}"
+
+/* What long texts are not dense enough for: characters at the edges of lists, matches side by side. As
+ * tokenizers 0.23 has them. */
+static void rare_pieces(void **state)
+{
+    (void)state;
+    cuts_into("\"normalizer\":{\"type\":\"Nmt\"}", "x\xC2\x9Fy\xC2\x8Fz", "xyz|");
+    cuts_into(CHINESE, "x\xF0\xAB\xA0\xA0y", "x\xF0\xAB\xA0\xA0y|");   /* U+2B820 */
+    cuts_into(CHINESE, "x\xF0\xAB\xA4\xA0y", "x \xF0\xAB\xA4\xA0 y|"); /* U+2B920 */
+    cuts_into(
+        "\"normalizer\":{\"type\":\"Sequence\",\"normalizers\":[{\"type\":\"Strip\",\"strip_left\":true,"
+        "\"strip_right\":true},{\"type\":\"Prepend\",\"prepend\":\"x\"}]}",
+        " ", "");
+    cuts_into(SPLIT("Contiguous", "false"), "a  b", "a|  |b|");
+    cuts_into(SPLIT("Contiguous", "true"), "a  b", "a|  |b|");
+    cuts_into(SPLIT("MergedWithPrevious", "false"), "a  b", "a | |b|");
+    cuts_into(SPLIT("MergedWithPrevious", "true"), "a  b c", "a| | b| c|");
+    cuts_into(SPLIT("MergedWithNext", "false"), "a  b", "a| | b|");
+    cuts_into(SPLIT("MergedWithNext", "true"), "a  b c", "a | |b |c|");
+}
+
+/* Before and behind the text; ends of decoders; a word that is just as long as it may be. */
+static void stages_at_their_edges(void **state)
+{
+    (void)state;
+    static const char words[] =
+        "{\"version\":\"1.0\",\"added_tokens\":[],\"model\":{\"type\":\"WordPiece\",\"unk_token\":\"[UNK]\","
+        "\"continuing_subword_prefix\":\"##\",\"max_input_chars_per_word\":3,\"vocab\":{\"[UNK]\":0,"
+        "\"a\":1,\"##a\":2,\"b\":3}},\"decoder\":{\"type\":\"WordPiece\",\"prefix\":\"##\",\"cleanup\":true}"
+        "}";
+    struct tokenizer *t = open_text(words, sizeof words - 1);
+    encodes(t, "aaa", 0, "a|##a|##a");
+    encodes(t, "aaaa", 0, "[UNK]");
+    encodes(t, "ab", 0, "[UNK]");                            /* nothing is left of the part that is known */
+    decodes(t, (const int32_t[]){2, 2, 1, 2}, 4, "##aa aa"); /* only the first keeps its prefix */
+    tokenizer_close(t);
+    t = open_tiny(&(struct tiny_options){
+        .replace =
+            ",\"post_processor\":{\"type\":\"TemplateProcessing\",\"single\":[{\"SpecialToken\":{"
+            "\"id\":\"<s>\",\"type_id\":0}},{\"Sequence\":{\"id\":\"A\",\"type_id\":0}},{\"SpecialToken\":"
+            "{\"id\":\"</s>\",\"type_id\":0}}],\"special_tokens\":{\"<s>\":{\"id\":\"<s>\",\"ids\":[1],"
+            "\"tokens\":[\"<s>\"]},\"</s>\":{\"id\":\"</s>\",\"ids\":[2],\"tokens\":[\"</s>\"]}}}"});
+    encodes(t, "an", TOKENIZE_SPECIAL, "<s>|an|</s>");
+    encodes(t, "", TOKENIZE_SPECIAL, "<s>|</s>");
+    encodes(t, "an", 0, "an");
+    tokenizer_close(t);
+    t = open_tiny(&(struct tiny_options){
+        /* bytes join tokens, so what follows strips the text */
+        .replace = ",\"decoder\":{\"type\":\"Sequence\",\"decoders\":[{\"type\":\"ByteLevel\"},"
+                   "{\"type\":\"Strip\",\"content\":\"a\",\"start\":1,\"stop\":0}]}"});
+    decodes(t, (const int32_t[]){260, 260, 261}, 3, "ab");
+    tokenizer_close(t);
+    t = open_tiny(&(struct tiny_options){
+        .replace =
+            ",\"decoder\":{\"type\":\"Sequence\",\"decoders\":[{\"type\":\"Replace\",\"pattern\":{\"String\":"
+            "\"b\"},\"content\":\"xxyxx\"},{\"type\":\"Strip\",\"content\":\"x\",\"start\":1,\"stop\":2},"
+            "{\"type\":\"Fuse\"}]}"});
+    decodes(t, (const int32_t[]){260, 261, 261}, 3, "axyxy");
+    tokenizer_close(t);
+}
+
+static void plain_in(const struct tokenizer *t, const char *text, size_t from, size_t to,
+                     const char *expected)
+{
+    const struct text_range plain = {from, to};
+    struct ids ids = {0};
+    struct err e = {0};
+    struct strbuf got = STRBUF_INIT;
+    assert_int_equal(
+        tokenizer_encode_parts(t, text, strlen(text), TOKENIZE_PARSE_SPECIAL, &plain, 1, &ids, &e), 0);
+    for (size_t i = 0; i < ids.n; i++) {
+        size_t n;
+        const char *token = tokenizer_token(t, ids.data[i], &n);
+        strbuf_printf(&got, "%s%.*s", i ? "|" : "", (int)n, token);
+    }
+    assert_string_equal(strbuf_cstr(&got), expected);
+    strbuf_release(&got);
+    ids_release(&ids);
+}
+
+/* Special tokens that touch what somebody else wrote are text, and only those. */
+static void ranges_without_special_tokens(void **state)
+{
+    (void)state;
+    static const char added[] = ",{\"id\":300,\"content\":\"a<s>b\",\"special\":true,\"normalized\":false}"
+                                ",{\"id\":301,\"content\":\"xyz\",\"special\":true,\"normalized\":true}";
+    struct tokenizer *t = open_tiny(&(struct tiny_options){.added = added, .replace = ""});
+    plain_in(t, "<s>x<s>", 3, 4, "<s>|x|<s>");
+    plain_in(t, "<s>x<s>", 2, 4, "<0x3C>|s|<0x3E>|x|<s>");
+    plain_in(t, "<s>x<s>", 3, 5, "<s>|x|<0x3C>|s|<0x3E>");
+    plain_in(t, "a<s>b", 5, 5, "a<s>b");
+    plain_in(t, "a<s>b", 0, 1, "a|<0x3C>|s|<0x3E>|b"); /* none within it either */
+    plain_in(t, "xyzxyz", 3, 6, "xyz|x|y|z");
+    plain_in(t, "axyz", 0, 1, "a|xyz");
+    tokenizer_close(t);
+    t = open_tiny(
+        &(struct tiny_options){.added = added, .replace = ",\"normalizer\":{\"type\":\"Lowercase\"}"});
+    plain_in(t, "aXyZ", 0, 0, "a|xyz");
+    plain_in(t, "aXyZ", 3, 4, "a|x|y|z"); /* where it stood is not known */
+    tokenizer_close(t);
+}
+
 /* ---- refusals ---- */
 
 static void refuses_by_name(void **state)
@@ -575,6 +709,9 @@ int main(void)
         cmocka_unit_test(byte_level_round_trip),
         cmocka_unit_test(byte_fallback_decoding),
         cmocka_unit_test(metaspace_and_no_decoder),
+        cmocka_unit_test(rare_pieces),
+        cmocka_unit_test(stages_at_their_edges),
+        cmocka_unit_test(ranges_without_special_tokens),
         cmocka_unit_test(refuses_by_name),
         cmocka_unit_test(refuses_patterns),
         cmocka_unit_test(hostile_patterns_end),
