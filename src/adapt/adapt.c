@@ -5,6 +5,7 @@
  * written all the same.
  */
 #include "adapt/job.h"
+#include "adapt/stage4.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -60,6 +61,8 @@ static int check_options(const struct adapt_options *o, struct err *e)
         rc = check_file(o->picture_reference, "reference file", e);
     if (!rc)
         rc = check_file(o->questions, "file of questions", e);
+    if (!rc && o->questions)
+        rc = questions_check(o->questions, e);
     if (!rc && o->service_url && (strlen(o->service_url) > 300 || !str_starts(o->service_url, "http")))
         rc = err_set(e, ERR_USAGE, "--service wants a URL like http://host:port, of at most 300 bytes");
     if (!rc && o->root && !o->service_url)

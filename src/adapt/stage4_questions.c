@@ -174,6 +174,24 @@ int questions_pictures(const char *path, struct arena *arena,
     return rc;
 }
 
+int questions_check(const char *path, struct err *e)
+{
+    const struct json *root = NULL;
+    struct arena scratch;
+    arena_init(&scratch, NULL, MEM_REPORT);
+    int rc = read_questions(path, &scratch, &root, e);
+    const struct json *list = rc ? NULL : json_get(root, "questions");
+    for (size_t i = 0; rc == 0 && i < list->n && i < MAX_QUESTIONS; i++) {
+        struct conversation v;
+        struct arena one;
+        arena_init(&one, NULL, MEM_REPORT);
+        rc = read_question(json_at(list, i), path, &v, &one, e);
+        arena_release(&one);
+    }
+    arena_release(&scratch);
+    return rc;
+}
+
 int questions_run(struct channels *c, struct known_answers *x, struct err *e)
 {
     struct job *j = c->j;

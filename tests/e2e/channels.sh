@@ -176,7 +176,7 @@ findings "stated prompt tokens that are missed" "I005"
 # refused NAME WORDS JSON
 refused() {
     echo "$3" > "$scratch/questions.json"
-    run 1 "questions: $1" "$day0" adapt "$model" --out "$report" --questions "$scratch/questions.json"
+    run 1 "questions: $1" "$day0" adapt "$model" --out "$scratch/unmade" --questions "$scratch/questions.json"
     says "questions: $1, it is said" "$2" "$scratch/err"
 }
 refused "one without a question" 'has no "question"' '{"questions": [{"picture": "q.png"}]}'
@@ -188,5 +188,6 @@ refused "a picture that is none" 'questions.json' '{"questions": [{"picture": "q
 mkdir "$scratch/beside"
 refused "a picture from elsewhere" 'lies beside its file' '{"questions": [{"picture": "beside/../q.png", "question": "What?"}]}'
 refused "a picture by its whole path" 'lies beside its file' "{\"questions\": [{\"picture\": \"$scratch/q.png\", \"question\": \"What?\"}]}"
+[ ! -e "$scratch/unmade" ] && ok "they are refused before anything runs" || not_ok "they are refused before anything runs"
 run 2 "a file of questions that is not there" "$day0" adapt "$model" --out "$report" --questions "$scratch/none.json"
 finish
