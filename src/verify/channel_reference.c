@@ -59,7 +59,7 @@ static void differs(struct holding *h, enum channel_step step, enum finding_id i
 
 static int32_t picture_id(const struct holding *h)
 {
-    return h->m->spec->tower.image_token;
+    return prompt_picture_token(h->m->front);
 }
 
 /* Ids without what repeats a placeholder; runs [n_runs] are the lengths. */

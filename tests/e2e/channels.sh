@@ -52,6 +52,7 @@ directory bilinear I004 image 'equal here if it is as if pictures were resized b
 directory no-system T007 text 'the system turn is missing'
 directory bos-twice T006 text 'stands twice, and once in the reference'
 directory size I005 image 'picture 0: [0-9]+ tokens stand for it, [0-9]+ in the reference'
+directory size-unnamed I005 image 'picture 0: [0-9]+ tokens stand for it, [0-9]+ in the reference'
 directory merge I005 image '2 x 2 do not divide'
 directory sections I006 image 'sections of M-RoPE'
 

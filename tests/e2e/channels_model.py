@@ -3,8 +3,8 @@
 """A small random Qwen3-VL-MoE with tokenizer, chat template and image processor, for channels.sh; and faults of it. Standard library only.
 
     channels_model.py make DIR DAY0          writes the model
-    channels_model.py FAULT IN OUT           a copy with one fault: mean-std, bilinear, merge and size (placeholders), no-system,
-                                             bos-twice, sections (of M-RoPE)
+    channels_model.py FAULT IN OUT           a copy with one fault: mean-std, bilinear, merge and size (placeholders; size-unnamed: and
+                                             config.json does not say which token they are), no-system, bos-twice, sections (of M-RoPE)
 """
 import json
 import os
@@ -119,8 +119,10 @@ def spoil(fault, source, out):
         change(out + "/preprocessor_config.json", lambda p: p.update(image_mean=p["image_std"], image_std=p["image_mean"]))
     elif fault == "bilinear":
         change(out + "/preprocessor_config.json", lambda p: p.update(resample=2))
-    elif fault == "size":
+    elif fault in ("size", "size-unnamed"):
         change(out + "/preprocessor_config.json", lambda p: p["size"].update(shortest_edge=2048))
+        if fault == "size-unnamed":
+            change(out + "/config.json", lambda c: c.pop("image_token_id"))
     elif fault == "merge":
         change(out + "/preprocessor_config.json", lambda p: p.update(merge_size=1))
     elif fault == "no-system":
