@@ -166,6 +166,7 @@ static const struct {
     {CHANNEL_BILINEAR, 0, PIXELS | FEATURES | LOGITS},
     {CHANNEL_LANCZOS, 0, PIXELS | FEATURES | LOGITS},
     {CHANNEL_FEWER, -2, IDS | PLACES | LOGITS},
+    {CHANNEL_FIRST_ROW, -2, IDS | PLACES | LOGITS},
     {CHANNEL_MORE, 2, IDS | PLACES | LOGITS},
     {CHANNEL_FLAT, 0, PLACES | LOGITS},
     {CHANNEL_TURNED, 0, PLACES | LOGITS},
@@ -215,6 +216,28 @@ static void test_changes(void **state)
     }
 }
 
+/* Which rows of two pictures are taken up when one of each is not. */
+static void test_fewer(void **state)
+{
+    struct model *m = *state;
+    const struct json *messages = conversation(m, true, 2);
+    static const enum channel_change which[] = {CHANNEL_FEWER, CHANNEL_FIRST_ROW};
+    for (unsigned k = 0; k < 2; k++) {
+        struct channel_case c;
+        struct err e = {0};
+        assert_int_equal(channel_make(&m->m, messages, CHANNEL_BIT(which[k]), &m->arena, &c, &e), ERR_OK);
+        const int32_t second = (int32_t)c.pictures.list[0].n_rows, all = (int32_t)c.n_rows;
+        int32_t next = 0;
+        for (size_t i = 0; i < c.n; i++) {
+            if (c.layout.feature_of[i] < 0)
+                continue;
+            next += next == (k ? 0 : second - 1) || next == (k ? second : all - 1);
+            assert_int_equal(c.layout.feature_of[i], next++);
+        }
+        assert_int_equal(next, k ? all : all - 1);
+    }
+}
+
 /* Two sections of equal size, the filter that is there, one picture, no system turn, no picture. */
 static void test_nothing_to_change(void **state)
 {
@@ -254,7 +277,7 @@ static void test_rows(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_changes),
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_changes), cmocka_unit_test(test_fewer),
                                        cmocka_unit_test(test_nothing_to_change), cmocka_unit_test(test_rows)};
     return cmocka_run_group_tests(tests, open_model, close_model);
 }
