@@ -196,6 +196,8 @@ int prompt_picture_message(const struct prompt_pixels *pixels, const struct pict
 
 /* The image processor of the directory, as long as the front lives; NULL: none, or refused. */
 const struct image_processor *prompt_processor(const struct prompt_front *p);
+/* The token that takes a row of a picture, as the tokenizer has it, whatever config.json says; -1: none. */
+int32_t prompt_picture_token(const struct prompt_front *p);
 /* The same by another processor that plans the same sizes, and with red and blue exchanged: what somebody
  * makes who has them wrong. */
 int prompt_picture_make_by(const struct prompt_front *p, const struct prompt_picture *picture,

@@ -244,6 +244,11 @@ const struct image_processor *prompt_processor(const struct prompt_front *p)
     return p->eyes && p->eyes->refused.code == 0 ? &p->eyes->processor : NULL;
 }
 
+int32_t prompt_picture_token(const struct prompt_front *p)
+{
+    return p->eyes ? p->eyes->token_id : -1;
+}
+
 static void reverse_colours(struct image *m)
 {
     for (size_t i = 0; i < (size_t)m->info.width * m->info.height; i++) {

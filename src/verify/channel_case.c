@@ -293,26 +293,27 @@ static void drop_token(struct channel_case *c, size_t at)
     l->n = c->n;
 }
 
-/* Does this token take the last row of a picture? */
-static bool takes_last_row(const struct channel_case *c, size_t at)
+/* Does this token take the last row of a picture, or the first? */
+static bool takes_row(const struct channel_case *c, size_t at, bool last)
 {
-    int64_t behind = 0; /* rows of the pictures so far */
+    int64_t before = 0; /* rows of the pictures so far */
     for (uint32_t i = 0; i < c->pictures.n; i++) {
-        behind += c->pictures.list[i].n_rows;
-        if (c->layout.feature_of[at] == behind - 1)
+        const int64_t behind = before + c->pictures.list[i].n_rows;
+        if (before < behind && c->layout.feature_of[at] == (last ? behind - 1 : before))
             return true;
+        before = behind;
     }
     return false;
 }
 
-/* The token of each picture's last row goes: the row is not taken up. */
-static int fewer(const struct making *k)
+/* The token of each picture's last row goes, or of its first: the row is not taken up. */
+static int fewer(const struct making *k, enum channel_change which)
 {
     struct channel_case *c = k->out;
     if (c->pictures.n == 0 || c->layout.spans)
-        return nothing(k, CHANNEL_FEWER);
+        return nothing(k, which);
     for (size_t at = c->n; at-- > 0;)
-        if (takes_last_row(c, at))
+        if (takes_row(c, at, which == CHANNEL_FEWER))
             drop_token(c, at);
     return ERR_OK;
 }
@@ -331,7 +332,7 @@ static int more(const struct making *k)
         return err_set(k->e, ERR_NOMEM, "out of memory for ids");
     size_t to = 0;
     for (size_t at = 0; at < c->n; at++)
-        for (int twice = takes_last_row(c, at); twice >= 0 && to < n; twice--) {
+        for (int twice = takes_row(c, at, true); twice >= 0 && to < n; twice--) {
             ids[to] = c->ids[at];
             of[to] = to && at && of[to - 1] >= 0 && of[to - 1] == l->feature_of[at] ? -1 : l->feature_of[at];
             memcpy(places + 3 * to++, l->places + 3 * at, 3 * sizeof *places);
@@ -383,7 +384,9 @@ static int lay(const struct making *k)
         }
     }
     if (rc == 0 && has(k, CHANNEL_FEWER))
-        rc = fewer(k);
+        rc = fewer(k, CHANNEL_FEWER);
+    if (rc == 0 && has(k, CHANNEL_FIRST_ROW))
+        rc = fewer(k, CHANNEL_FIRST_ROW);
     if (rc == 0 && has(k, CHANNEL_MORE))
         rc = more(k);
     if (rc == 0 && (has(k, CHANNEL_FLAT) || has(k, CHANNEL_TURNED)))

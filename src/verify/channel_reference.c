@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Owns: a directory against a recorded conversation with pictures, step by step: text, ids, pixels,
- * placeholders, places, features, logits. The first step that differs is the finding; where a known mistake
- * explains it, the mistake is named. Refuses: calling anything equal that was not compared: a step that the
- * file is silent about is not held.
+ * Owns: a directory against a recorded conversation with pictures, step by step: text, ids, order of
+ * pictures, pixels, placeholders, places, features, logits. The first step that differs is the finding; where
+ * a known mistake explains it, the mistake is named. Refuses: calling anything equal that was not compared: a
+ * step that the file is silent about is not held.
  */
 #include <math.h>
 #include <stdio.h>
@@ -11,9 +11,8 @@
 
 #include "verify/channel_impl.h"
 
-#define LIMIT_PIXELS 1e-5   /* two exact readings of one rule are bit-equal; this is rounding alone */
-#define LIMIT_F32    1e-4   /* relative L2 of a row; largest difference of a logit over the largest logit */
-#define LIMIT_16BIT  0.0157 /* 2^-6: where either side has 16 bits */
+#define LIMIT_F32   1e-4   /* relative L2 of a row; largest difference of a logit over the largest logit */
+#define LIMIT_16BIT 0.0157 /* 2^-6: where either side has 16 bits */
 
 struct holding {
     const struct channel_model *m;
@@ -59,7 +58,7 @@ static void differs(struct holding *h, enum channel_step step, enum finding_id i
 
 static int32_t picture_id(const struct holding *h)
 {
-    return h->m->spec->tower.image_token;
+    return prompt_picture_token(h->m->front);
 }
 
 /* Ids without what repeats a placeholder; runs [n_runs] are the lengths. */
@@ -132,6 +131,23 @@ static void name_text(struct holding *h, const struct json *messages, const int3
     strbuf_release(&theirs);
 }
 
+/* Before counts and grids: those of pictures in each other's place differ, too. */
+static int hold_order(struct holding *h, struct err *e)
+{
+    struct channel_order o;
+    int rc = channel_order(h->m, &h->c, h->r, &o, e);
+    if (rc)
+        return rc;
+    h->steps[CHANNEL_AT_ORDER].words = words(h, o.words);
+    if (o.told && o.same)
+        held(h, CHANNEL_AT_ORDER, true, NAN, NAN, o.words);
+    if (o.told && !o.same) {
+        held(h, CHANNEL_AT_PIXELS, true, NAN, NAN, "those of each picture, in other places");
+        differs(h, CHANNEL_AT_ORDER, FINDING_I007, NAN, NAN, o.words);
+    }
+    return ERR_OK;
+}
+
 #define MAX_RUNS 64
 static int hold_ids(struct holding *h, const struct json *messages, struct err *e)
 {
@@ -150,6 +166,9 @@ static int hold_ids(struct holding *h, const struct json *messages, struct err *
     snprintf(text, sizeof text, "%zu ids beside placeholders", ca);
     held(h, CHANNEL_AT_RENDER, true, NAN, NAN, text);
     held(h, CHANNEL_AT_IDS, true, NAN, NAN, text);
+    int rc = hold_order(h, e);
+    if (rc)
+        return rc;
     for (size_t i = 0; i < n_runs_a && i < n_runs_b; i++)
         if (runs_a[i] != runs_b[i]) {
             snprintf(text, sizeof text, "picture %zu: %zu tokens stand for it, %zu in the reference", i,
@@ -165,17 +184,6 @@ static int hold_ids(struct holding *h, const struct json *messages, struct err *
 
 /* ---- pixels */
 
-/* INFINITY where one of them is no number: fmax would pass over it. */
-static double largest_difference(const float *a, const float *b, size_t n)
-{
-    double worst = 0;
-    for (size_t i = 0; i < n; i++) {
-        const double d = fabs((double)a[i] - (double)b[i]);
-        worst = isnan(d) ? INFINITY : fmax(worst, d);
-    }
-    return worst;
-}
-
 /* The distance under a change, with the backend that is nearer; INFINITY where it cannot be told. */
 static int pixel_distance(struct holding *h, uint32_t changes, double *out, enum image_backend *nearer,
                           struct err *e)
@@ -188,7 +196,7 @@ static int pixel_distance(struct holding *h, uint32_t changes, double *out, enum
         arena_init(&scratch, NULL, MEM_REPORT);
         int rc = channel_pixel_values(h->m, &h->c, &backend, changes, &scratch, &v, e);
         if (rc == 0 && v.n_values == h->r->n_patches * h->r->patch_width) {
-            const double d = largest_difference(v.values, h->r->pixels, v.n_values);
+            const double d = channel_largest_difference(v.values, h->r->pixels, v.n_values);
             if (d < *out) {
                 *out = d;
                 *nearer = backend;
@@ -219,16 +227,16 @@ static int name_pixels(struct holding *h, double distance, struct err *e)
                 *e = why;
             return rc;
         }
-        if (d > LIMIT_PIXELS)
+        if (d > CHANNEL_LIMIT_PIXELS)
             continue;
         snprintf(text, sizeof text, "they differ by up to %.3g, and are equal here if it is as if %s",
                  distance, c->as_if);
-        differs(h, CHANNEL_AT_PIXELS, FINDING_I004, distance, LIMIT_PIXELS, text);
+        differs(h, CHANNEL_AT_PIXELS, FINDING_I004, distance, CHANNEL_LIMIT_PIXELS, text);
         return ERR_OK;
     }
     snprintf(text, sizeof text,
              "they differ by up to %.3g of normalised pixels, and no known mistake explains it", distance);
-    differs(h, CHANNEL_AT_PIXELS, FINDING_I004, distance, LIMIT_PIXELS, text);
+    differs(h, CHANNEL_AT_PIXELS, FINDING_I004, distance, CHANNEL_LIMIT_PIXELS, text);
     return ERR_OK;
 }
 
@@ -255,6 +263,8 @@ static int hold_pixels(struct holding *h, const struct json *messages, struct er
     char text[240];
     double d;
     uint64_t ours = 0;
+    if (h->steps[CHANNEL_AT_PIXELS].held) /* in other places */
+        return ERR_OK;
     if (h->c.pictures.n == 0 || !hold_grids(h) || !h->r->pixels)
         return ERR_OK;
     for (uint32_t i = 0; i < h->c.pictures.n; i++)
@@ -269,7 +279,7 @@ static int hold_pixels(struct holding *h, const struct json *messages, struct er
     int rc = pixel_distance(h, 0, &d, &h->backend, e);
     if (rc)
         return rc;
-    if (d > LIMIT_PIXELS)
+    if (d > CHANNEL_LIMIT_PIXELS)
         return name_pixels(h, d, e);
     if (h->backend != prompt_processor(h->m->front)->backend) { /* what follows is held with its rounding */
         h->here.backend = &h->backend;
@@ -279,7 +289,7 @@ static int hold_pixels(struct holding *h, const struct json *messages, struct er
     }
     snprintf(text, sizeof text, "%llu numbers, rounded as %s does", (unsigned long long)ours,
              h->backend == IMAGE_PILLOW ? "Pillow" : "torchvision");
-    held(h, CHANNEL_AT_PIXELS, true, d, LIMIT_PIXELS, text);
+    held(h, CHANNEL_AT_PIXELS, true, d, CHANNEL_LIMIT_PIXELS, text);
     return ERR_OK;
 }
 
@@ -374,7 +384,7 @@ static int logit_distance(struct holding *h, const struct channel_case *of, size
     arena_init(&scratch, NULL, MEM_REPORT);
     int rc = channel_logits(h->m, of, h->r->ids + h->n_prompt, n - h->n_prompt, 0, n, &scratch, &logits, e);
     if (rc == 0)
-        *out = largest_difference(logits + first * v, h->r->logits + first * v, (n - first) * v);
+        *out = channel_largest_difference(logits + first * v, h->r->logits + first * v, (n - first) * v);
     arena_release(&scratch);
     return rc;
 }
@@ -447,7 +457,7 @@ static void hold_answer(struct holding *h, const float *logits)
 static double worst_logit(const struct holding *h, const float *logits, size_t first, size_t last)
 {
     const size_t v = h->r->vocab;
-    return largest_difference(logits + first * v, h->r->logits + first * v, (last - first) * v);
+    return channel_largest_difference(logits + first * v, h->r->logits + first * v, (last - first) * v);
 }
 
 static int hold_logits(struct holding *h, struct err *e)
@@ -481,70 +491,7 @@ static int hold_logits(struct holding *h, struct err *e)
     return ERR_OK;
 }
 
-/* ---- the conversation of the file */
-
-static int fetch_picture(void *ctx, const char *where, struct arena *arena, const void **bytes, size_t *n,
-                         struct err *e)
-{
-    const struct reference *r = ctx;
-    int64_t i;
-    (void)arena;
-    if (!str_to_i64(where, &i) || i < 0 || (uint64_t)i >= r->n_pictures)
-        return err_set(e, ERR_MISSING, "the reference has no picture %s", where);
-    *bytes = r->pictures[i].bytes;
-    *n = r->pictures[i].n;
-    return ERR_OK;
-}
-
-static void write_part(struct json_writer *w, const struct json *part, size_t *picture)
-{
-    const char *type = json_string(json_get(part, "type"));
-    if (!type || strcmp(type, "image") != 0) {
-        json_write_tree(w, part);
-        return;
-    }
-    char number[24];
-    snprintf(number, sizeof number, "%zu", (*picture)++);
-    json_begin_object(w);
-    json_put_string(w, "type", "image");
-    json_put_string(w, "path", number);
-    json_end_object(w);
-}
-
-/* {"type": "image"} becomes a part that names a picture of the file. */
-static int conversation(const struct reference *r, struct arena *arena, const struct json **out,
-                        struct err *e)
-{
-    const struct json *messages = NULL;
-    struct strbuf text = STRBUF_INIT;
-    struct json_writer w;
-    size_t picture = 0;
-    int rc = json_parse(r->messages, strlen(r->messages), NULL, arena, &messages, e);
-    if (rc == 0 && messages->type != JSON_ARRAY)
-        rc = err_set(e, ERR_FORMAT, "its messages are no array");
-    json_writer_init(&w, &text, false);
-    json_begin_array(&w);
-    for (size_t i = 0; rc == 0 && i < messages->n; i++) {
-        const struct json *m = json_at(messages, i), *content = json_get(m, "content");
-        json_begin_object(&w);
-        json_put_string(&w, "role", json_string(json_get(m, "role")));
-        json_key(&w, "content");
-        if (content && content->type == JSON_ARRAY) {
-            json_begin_array(&w);
-            for (size_t k = 0; k < content->n; k++)
-                write_part(&w, json_at(content, k), &picture);
-            json_end_array(&w);
-        } else {
-            json_write_string(&w, json_string(content) ? json_string(content) : "");
-        }
-        json_end_object(&w);
-    }
-    json_end_array(&w);
-    if (rc == 0)
-        rc = json_parse(strbuf_cstr(&text), text.len, NULL, arena, out, e);
-    strbuf_release(&text);
-    return rc;
-}
+/* ---- all of it */
 
 /* A directory whose own parts do not agree says so before anything can be compared. */
 static int hold_made(struct holding *h, const struct json *messages, int rc, const struct err *why,
@@ -577,7 +524,7 @@ int channel_reference(const struct channel_model *m, const struct reference *r, 
     for (unsigned i = 0; i < CHANNEL_STEPS; i++)
         steps[i] = (struct channel_held){
             .step = (enum channel_step)i, .figure = NAN, .limit = NAN, .words = "not in the reference"};
-    h.here.fetch = fetch_picture;
+    h.here.fetch = channel_recorded_picture;
     h.here.fetch_ctx = (void *)(uintptr_t)r;
     h.m = &h.here;
     if (!r->messages || (r->logits && r->vocab != (size_t)m->spec->vocab_size)) {
@@ -585,7 +532,7 @@ int channel_reference(const struct channel_model *m, const struct reference *r, 
                     r->messages ? "its logits have another width" : "it holds no conversation (messages)");
         return ERR_OK;
     }
-    int rc = conversation(r, arena, &messages, e);
+    int rc = channel_recorded_messages(r, arena, &messages, e);
     if (rc)
         return rc;
     rc = hold_made(&h, messages, channel_make(h.m, messages, 0, arena, &h.c, &why), &why, e);

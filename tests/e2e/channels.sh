@@ -35,7 +35,7 @@ adapt 4 "intact" "$model" --picture-reference "$reference"
 row "intact" image passed
 row "intact" text passed
 findings "intact" ""
-[ "$(count '"state": "equal"' "$report/report.json")" = 8 ] && ok "intact: eight steps equal the reference's" || not_ok "intact: eight steps equal the reference's"
+[ "$(count '"state": "equal"' "$report/report.json")" = 9 ] && ok "intact: all nine steps equal the reference's" || not_ok "intact: all nine steps equal the reference's"
 
 # ---- faults of the directory, against the recording
 # directory FAULT IDS CHANNEL-ROW WORDS
@@ -52,8 +52,24 @@ directory bilinear I004 image 'equal here if it is as if pictures were resized b
 directory no-system T007 text 'the system turn is missing'
 directory bos-twice T006 text 'stands twice, and once in the reference'
 directory size I005 image 'picture 0: [0-9]+ tokens stand for it, [0-9]+ in the reference'
+directory size-unnamed I005 image 'picture 0: [0-9]+ tokens stand for it, [0-9]+ in the reference'
 directory merge I005 image '2 x 2 do not divide'
 directory sections I006 image 'sections of M-RoPE'
+
+# ---- recordings by somebody who does it wrongly, against the intact directory
+# recording FAULT IDS STEP WORDS : the first step that differs
+recording() {
+    python3 "$here/channels_model.py" "record-$1" "$reference" "$scratch/recording.safetensors" || not_ok "a recording with $1 is made"
+    adapt 1 "recording with $1" "$model" --picture-reference "$scratch/recording.safetensors" --fresh
+    findings "recording with $1" "$2"
+    row "recording with $1" image failed
+    row "recording with $1" text passed
+    first=$(python3 -c 'import json, sys; print(next(s["step"] for s in json.load(open(sys.argv[1]))["stages"][3]["facts"]["image"]["reference"]["steps"] if s["state"] == "differs"))' "$report/report.json")
+    [ "$first" = "$3" ] && ok "recording with $1: the $3 differ first" || not_ok "recording with $1: the $3 differ first" "it is '$first'"
+    says "recording with $1: named" "$4" "$report/report.json"
+}
+recording bgr I004 pixels 'equal here if it is as if red and blue were swapped'
+recording swapped I007 'order of pictures' "as if the pictures stood in each other's place: picture 1 stands where the reference has picture 0"
 
 # ---- faults of a server, by what it answers
 # server FAULT IDS ROW WORDS : examined with the intact directory
@@ -77,6 +93,23 @@ faulty sections I006 image 'image channel, places: the service behaves as if sec
 faulty no-system T007 text 'text channel, rendered text: the service behaves as if the template had no system turn'
 row "server with no-system" image self-consistent
 faulty bos-twice T006 text '"served": "text channel, ids: the service behaves as if the first token \(BOS\) stood twice'
+
+# One token fewer for each picture, and one more, in the text, the features and the counts: of a model that has no class row a server leaves out the
+# first row, and the other way round.
+qwen=$model llava=$scratch/llava
+python3 "$here/channels_model.py" make-llava "$llava" "$day0" 2> "$scratch/out" || not_ok "a model without a class row is made"
+adapt 4 "intact, without a class row" "$llava"
+findings "intact, without a class row" ""
+model=$llava
+faulty first-row I005 image 'image channel, placeholders: the service behaves as if the first row of each picture was left out'
+row "server with first-row" text passed
+says "server with first-row: counted" 'a picture alone: 35 prompt tokens, 36 here; .*two pictures: 69 prompt tokens, 71 here' "$report/report.json"
+serve "$llava"
+model=$scratch/faulty
+server one-more I005 image 'image channel, placeholders: the service counts tokens as if one token too many stood for each picture'
+row "server with one-more" text passed
+stop
+model=$qwen
 
 serve "$model"
 upstream=$url

@@ -87,6 +87,30 @@ END
 run 0 "without a file" "$day0" prompt "$m" --messages "$scratch/talk/pictures.json" --image-size 64x64 --json
 says "the size that was given" '"width": 64' "$scratch/out"
 run 2 "a size that is none" "$day0" prompt "$m" --messages "$scratch/talk/pictures.json" --image-size 64
+
+# InternVL's release: CLIP's processor in its file, tiles by config.json. Its template may know strings only.
+own=$scratch/own
+mkdir "$own"
+sed 's/151674/400/' "$root/tests/parity/configs/internvl3-8b.json" > "$own/config.json"
+cp "$root/tests/images/processors/internvl_release/preprocessor_config.json" "$root/tests/golden/placeholders_tokenizer.json" "$own"
+mv "$own/placeholders_tokenizer.json" "$own/tokenizer.json"
+echo "{% for m in messages %}{% for p in m.content %}{% if p.type == 'image' %}<IMG_CONTEXT>{% else %}{{ p.text }}{% endif %}{% endfor %}{% endfor %}" > "$own/chat_template.jinja"
+echo '[{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "image"}, {"type": "text", "text": "b"}]}]' > "$scratch/talk/tiles.json"
+# tiles SIZE N : of 448 pixels, 256 tokens each, the whole picture among them where there are several
+tiles() {
+    run 0 "a picture of $1 for InternVL's release" "$day0" prompt "$own" --messages "$scratch/talk/tiles.json" --image-size "$1" --json
+    got=$(python3 -c 'import json,sys; d=json.load(open(sys.argv[1])); p=d["placeholders"][0]; print(p["tiles"], p["count"], d["text"] == "a<img>" + "<IMG_CONTEXT>" * p["count"] + "</img>b")' "$scratch/out")
+    [ "$got" = "$2 $((256 * $2)) True" ] && ok "is $2 tiles in one frame" || not_ok "is $2 tiles in one frame" "$got"
+}
+tiles 450x450 1
+tiles 900x300 4
+tiles 300x900 4
+tiles 1000x3000 13
+tiles 6000x4000 7
+echo "{% for m in messages %}{{ '<|im_start|>' + m.content }}{% endfor %}" > "$own/chat_template.jinja"
+run 2 "its template of strings alone" "$day0" prompt "$own" --messages "$scratch/talk/tiles.json" --image-size 500x400
+says "refuses a picture by name" "unsupported operand types for \+: 'str' and 'list'" "$scratch/err"
+
 picture() { printf '[{"role": "user", "content": [%s]}]' "$1" > "$scratch/talk/one.json"; }
 picture '{"type": "image_url", "image_url": {"url": "https://example.com/a.png"}}'
 run 1 "a picture of another machine" "$day0" prompt "$m" --messages "$scratch/talk/one.json"

@@ -9,52 +9,15 @@
 import base64
 import json
 import os
-import struct
 import sys
 import time
 import urllib.error
 import urllib.request
-import zlib
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+from channels_model import bgr, grey
+
 UPSTREAM, FAULT = sys.argv[2], sys.argv[3]
-
-
-def chunks(png):
-    at = 8
-    while at < len(png):
-        n, = struct.unpack(">I", png[at:at + 4])
-        yield png[at + 4:at + 8], png[at + 8:at + 8 + n]
-        at += 12 + n
-
-
-def bgr(png):
-    """8 bits, RGB, rows without filters: as stage 4 makes them."""
-    return spoil_pixels(png, False)
-
-
-def grey(png):
-    """The same size and one colour, whatever was there."""
-    return spoil_pixels(png, True)
-
-
-def spoil_pixels(png, grey):
-    parts = list(chunks(png))
-    width, height, depth, colour = struct.unpack(">IIBB", parts[0][1][:10])
-    raw = bytearray(zlib.decompress(b"".join(d for t, d in parts if t == b"IDAT")))
-    assert depth == 8 and colour == 2
-    for y in range(height):
-        row = y * (1 + 3 * width)
-        assert raw[row] == 0
-        if grey:
-            raw[row + 1:row + 1 + 3 * width] = b"\x80" * (3 * width)
-            continue
-        a, b = raw[row + 1:row + 1 + 3 * width:3], raw[row + 3:row + 1 + 3 * width:3]
-        raw[row + 1:row + 1 + 3 * width:3], raw[row + 3:row + 1 + 3 * width:3] = b, a
-
-    def chunk(kind, data):
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-    return png[:8] + chunk(b"IHDR", parts[0][1]) + chunk(b"IDAT", zlib.compress(bytes(raw))) + chunk(b"IEND", b"")
 
 
 SPOILT = {"bgr": bgr, "blind": grey, "silent": grey}

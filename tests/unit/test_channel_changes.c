@@ -2,8 +2,8 @@
  *
  * Owns: each change of a conversation (verify/channel_changes.def) does what it says and nothing before it:
  * which of ids, pixels, places, features and logits move, for a small model that takes pictures; and each is
- * refused where it has nothing to change. Readings of recorded conversations that contradict themselves are
- * refused.
+ * refused where it has nothing to change; the order of pictures in a recording. Readings of recorded
+ * conversations that contradict themselves are refused.
  */
 #include <math.h>
 #include <setjmp.h>
@@ -18,6 +18,7 @@
 
 #include "base/file.h"
 #include "picture_model.h"
+#include "verify/channel_impl.h"
 #include "verify/verify.h"
 
 struct model {
@@ -167,6 +168,7 @@ static const struct {
     {CHANNEL_BILINEAR, 0, PIXELS | FEATURES | LOGITS},
     {CHANNEL_LANCZOS, 0, PIXELS | FEATURES | LOGITS},
     {CHANNEL_FEWER, -2, IDS | PLACES | LOGITS},
+    {CHANNEL_FIRST_ROW, -2, IDS | PLACES | LOGITS},
     {CHANNEL_MORE, 2, IDS | PLACES | LOGITS},
     {CHANNEL_FLAT, 0, PLACES | LOGITS},
     {CHANNEL_TURNED, 0, PLACES | LOGITS},
@@ -214,6 +216,85 @@ static void test_changes(void **state)
         if (moved(m, &intact, &other) != expected[i].moves)
             fail_msg("%s: moves %x, expected %x", name, moved(m, &intact, &other), expected[i].moves);
     }
+}
+
+/* Which rows of two pictures are taken up when one of each is not. */
+static void test_fewer(void **state)
+{
+    struct model *m = *state;
+    const struct json *messages = conversation(m, true, 2);
+    static const enum channel_change which[] = {CHANNEL_FEWER, CHANNEL_FIRST_ROW};
+    for (unsigned k = 0; k < 2; k++) {
+        struct channel_case c;
+        struct err e = {0};
+        assert_int_equal(channel_make(&m->m, messages, CHANNEL_BIT(which[k]), &m->arena, &c, &e), ERR_OK);
+        const int32_t second = (int32_t)c.pictures.list[0].n_rows, all = (int32_t)c.n_rows;
+        int32_t next = 0;
+        for (size_t i = 0; i < c.n; i++) {
+            if (c.layout.feature_of[i] < 0)
+                continue;
+            next += next == (k ? 0 : second - 1) || next == (k ? second : all - 1);
+            assert_int_equal(c.layout.feature_of[i], next++);
+        }
+        assert_int_equal(next, k ? all : all - 1);
+    }
+}
+
+/* A recording whose pictures stand as `at` says: what is said of them. at NULL: pixels that are none of ours.
+ */
+static struct channel_order ordered(struct model *m, const struct json *messages, const uint32_t *at)
+{
+    struct channel_case c;
+    struct channel_pixel_values v;
+    struct channel_order out;
+    struct err e = {0};
+    assert_int_equal(channel_make(&m->m, messages, 0, &m->arena, &c, &e), ERR_OK);
+    assert_int_equal(channel_pixel_values(&m->m, &c, NULL, 0, &m->arena, &v, &e), ERR_OK);
+    float *pixels = arena_alloc_n(&m->arena, v.n_values + 1, sizeof *pixels);
+    size_t to = 0;
+    for (uint32_t i = 0; i < c.pictures.n; i++) {
+        size_t from = 0, n = 0;
+        for (uint32_t k = 0; k <= (at ? at[i] : i); k++) {
+            from += n;
+            n = (size_t)(c.pictures.list[k].plan.n_rows * c.pictures.list[k].plan.row_floats);
+        }
+        memcpy(pixels + to, v.values + from, n * sizeof *pixels);
+        pixels[to += n] = 0;
+        if (!at)
+            pixels[to - 1] += 0.1f;
+    }
+    const struct reference r = {.pixels = pixels, .n_patches = v.n_values, .patch_width = 1};
+    assert_int_equal(channel_order(&m->m, &c, &r, &out, &e), ERR_OK);
+    return out;
+}
+
+static void test_order(void **state)
+{
+    struct model *m = *state;
+    static const uint32_t same[] = {0, 1, 2}, swapped[] = {1, 0}, turned[] = {1, 2, 0};
+    const struct json *three = conversation(m, false, 3), *two = conversation(m, false, 2), *twins = NULL;
+    struct channel_order o = ordered(m, three, same);
+    assert_true(o.told && o.same);
+    o = ordered(m, two, swapped);
+    assert_true(o.told && !o.same);
+    o = ordered(m, three, turned);
+    assert_true(o.told && !o.same);
+    assert_non_null(strstr(o.words, "picture 1 stands where the reference has picture 0"));
+    o = ordered(m, two, NULL);
+    assert_true(!o.told && strstr(o.words, "none of ours"));
+    o = ordered(m, conversation(m, false, 1), same);
+    assert_true(!o.told && strstr(o.words, "no two pictures"));
+    struct strbuf b = STRBUF_INIT;
+    struct err e = {0};
+    strbuf_puts(&b, "[{\"role\":\"user\",\"content\":[");
+    picture_part(&b, 44, 28, 7);
+    strbuf_puts(&b, ",");
+    picture_part(&b, 44, 28, 7);
+    strbuf_puts(&b, "]}]");
+    assert_int_equal(json_parse(b.data, b.len, NULL, &m->arena, &twins, &e), ERR_OK);
+    strbuf_release(&b);
+    o = ordered(m, twins, same);
+    assert_true(!o.told && strstr(o.words, "look alike"));
 }
 
 /* Two sections of equal size, the filter that is there, one picture, no system turn, no picture. */
@@ -295,8 +376,9 @@ static void test_not_a_number(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_changes),
-                                       cmocka_unit_test(test_nothing_to_change), cmocka_unit_test(test_rows),
-                                       cmocka_unit_test(test_not_a_number)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_changes), cmocka_unit_test(test_fewer),
+        cmocka_unit_test(test_order),   cmocka_unit_test(test_nothing_to_change),
+        cmocka_unit_test(test_rows),    cmocka_unit_test(test_not_a_number)};
     return cmocka_run_group_tests(tests, open_model, close_model);
 }
