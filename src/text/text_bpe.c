@@ -2,9 +2,10 @@
  *
  * Byte-pair encoding: reads vocabulary and merges, applies them. Merging keeps the symbols in a linked list
  * and the candidates in a heap ordered by (rank, position), so n characters cost n log n whatever the text
- * is; short words are searched through instead. Refuses dropout, and merges whose parts or result are no
- * tokens. Everything is decided as the reference implementation decides it, also where that looks odd (a
- * pending unknown token is put after byte tokens that follow it).
+ * is; short words are searched through instead, and long ones fall apart where no merge joins
+ * (text_bpe_cuts.c). Refuses dropout, and merges whose parts or result are no tokens. Everything is decided
+ * as the reference implementation decides it, also where that looks odd (a pending unknown token is put after
+ * byte tokens that follow it).
  */
 #include <stdlib.h>
 #include <string.h>
@@ -173,7 +174,7 @@ int bpe_merges_from_ranks(struct tokenizer *t, struct err *e)
     }
     if (rc == 0)
         find_characters(t);
-    return rc;
+    return rc == 0 ? bpe_find_cuts(t, e) : rc;
 }
 
 /* dropout null (or 0), prefix and suffix as text or null */
@@ -216,7 +217,7 @@ int bpe_read(struct tokenizer *t, const struct json *model, struct err *e)
     rc = read_merges(t, json_get(model, "merges"), e);
     if (rc == 0)
         find_characters(t);
-    return rc;
+    return rc == 0 ? bpe_find_cuts(t, e) : rc;
 }
 
 /* ---- encoding ---- */
@@ -368,11 +369,12 @@ static struct bpe_merge pop_pair(struct model_scratch *s)
     return top;
 }
 
-static int merge_all(const struct bpe *b, struct model_scratch *s, size_t n)
+/* Symbols from `from` to before `end`, which are linked among themselves only. */
+static int merge_all(const struct bpe *b, struct model_scratch *s, size_t from, size_t end)
 {
     int rc = ERR_OK;
     s->n_heap = 0;
-    for (size_t i = 0; i < n && rc == 0; i++)
+    for (size_t i = from; i < end && rc == 0; i++)
         rc = push_pair(b, s, (int32_t)i);
     while (s->n_heap > 0 && rc == 0) {
         struct bpe_merge top = pop_pair(s);
@@ -397,6 +399,25 @@ static int merge_all(const struct bpe *b, struct model_scratch *s, size_t n)
     return rc;
 }
 
+/* Merges a word piece by piece, cut where nothing joins. */
+static int merge_pieces(const struct bpe *b, struct model_scratch *s, size_t n)
+{
+    int rc = ERR_OK;
+    for (size_t from = 0, end; from < n && rc == 0; from = end) {
+        for (end = from + 1; end < n && bpe_may_join(b, s->symbols[end - 1].id, s->symbols[end].id);)
+            end++;
+        s->symbols[from].prev = -1;
+        s->symbols[end - 1].next = -1;
+        if (end - from > SHORT_WORD) {
+            rc = merge_all(b, s, from, end);
+            continue;
+        }
+        for (size_t i = from + merge_short(b, s->symbols + from, end - from); i < end; i++)
+            s->symbols[i].id = -1;
+    }
+    return rc;
+}
+
 int bpe_encode(const struct tokenizer *t, struct model_scratch *scratch, const char *s, size_t n,
                struct ids *out, struct err *e)
 {
@@ -410,7 +431,7 @@ int bpe_encode(const struct tokenizer *t, struct model_scratch *scratch, const c
     if (rc == 0 && count <= SHORT_WORD)
         count = merge_short(&t->bpe, scratch->symbols, count);
     else if (rc == 0)
-        rc = merge_all(&t->bpe, scratch, count);
+        rc = merge_pieces(&t->bpe, scratch, count);
     if (rc)
         return err_set(e, ERR_NOMEM, "out of memory to tokenize %zu bytes", n);
     for (size_t i = 0; i < count && rc == 0; i++)

@@ -138,6 +138,7 @@ struct merge_slot {
 struct bpe {
     struct merge_slot *slots; /* power of two, at most half full; malloc'ed */
     size_t n_slots;
+    unsigned char *joins;        /* filter of bpe_may_join; NULL: every pair may; malloc'ed */
     int32_t char_id[BPE_DIRECT]; /* ids of tokens of one character, -1 where absent */
     struct span prefix, suffix;  /* of what continues a word, of what ends it */
     bool fuse_unk, ignore_merges;
@@ -237,6 +238,10 @@ int bpe_read(struct tokenizer *t, const struct json *model, struct err *e);
 int bpe_merges_from_ranks(struct tokenizer *t, struct err *e);
 int bpe_encode(const struct tokenizer *t, struct model_scratch *scratch, const char *s, size_t n,
                struct ids *out, struct err *e);
+/* After the merges, byte tokens and the unknown token are known. Errors: ERR_NOMEM. */
+int bpe_find_cuts(struct tokenizer *t, struct err *e);
+/* False: of two neighbours, as a word is first split, none is ever merged across the place between. */
+bool bpe_may_join(const struct bpe *b, int32_t left, int32_t right);
 int words_read(struct tokenizer *t, const struct json *model, struct err *e);
 void words_release(struct words *w);
 int words_encode(const struct tokenizer *t, struct model_scratch *scratch, const char *s, size_t n,

@@ -302,6 +302,7 @@ void tokenizer_close(struct tokenizer *t)
     trie_release(&t->raw);
     trie_release(&t->normalized);
     free(t->bpe.slots);
+    free(t->bpe.joins);
     words_release(&t->words);
     regex_free(t->word);
     for (size_t i = 0; i < TEXT_MAX_STAGES; i++) {

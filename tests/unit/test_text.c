@@ -681,6 +681,125 @@ static void broken_files(void **state)
     strbuf_release(&b);
 }
 
+/* ---- words that are cut where nothing joins ---- */
+
+#define LETTERS 6
+#define MERGES  14
+
+/* A vocabulary of letters and what random merges make of them. With a prefix ("#") what continues a word has
+ * it, so a letter is two tokens. */
+struct made_up {
+    const char *prefix;
+    char token[2 * LETTERS + MERGES][64];
+    size_t n, n_merges;
+    size_t left[MERGES], right[MERGES];
+};
+
+static const char *inner(const struct made_up *m, size_t id)
+{
+    return m->token[id] + (m->token[id][0] == '#' ? strlen(m->prefix) : 0);
+}
+
+static size_t find_token(const struct made_up *m, const char *text)
+{
+    size_t i = 0;
+    while (i < m->n && strcmp(m->token[i], text) != 0)
+        i++;
+    return i;
+}
+
+/* Now and then the merge makes a token that there is already, of other parts. */
+static void make_up(struct made_up *m, struct rng *r, const char *prefix)
+{
+    *m = (struct made_up){.prefix = prefix};
+    for (int i = 0; i < LETTERS; i++) {
+        snprintf(m->token[m->n++], sizeof m->token[0], "%c", 'a' + i);
+        if (*prefix)
+            snprintf(m->token[m->n++], sizeof m->token[0], "%s%c", prefix, 'a' + i);
+    }
+    while (m->n_merges < MERGES) {
+        size_t left = rng_below(r, m->n), right = rng_below(r, m->n), k = 0;
+        bool continues = m->token[right][0] == '#';
+        while (k < m->n_merges && (m->left[k] != left || m->right[k] != right))
+            k++;
+        if (k < m->n_merges || continues != (*prefix != '\0') ||
+            strlen(m->token[left]) + strlen(inner(m, right)) > 30)
+            continue;
+        char text[64];
+        snprintf(text, sizeof text, "%.30s%.30s", m->token[left], inner(m, right));
+        if (find_token(m, text) == m->n)
+            memcpy(m->token[m->n++], text, sizeof text);
+        m->left[m->n_merges] = left;
+        m->right[m->n_merges++] = right;
+    }
+}
+
+static struct tokenizer *open_made_up(const struct made_up *m)
+{
+    struct strbuf b = STRBUF_INIT;
+    strbuf_printf(&b, "{\"model\":{\"type\":\"BPE\",\"continuing_subword_prefix\":\"%s\",\"vocab\":{",
+                  m->prefix);
+    for (size_t i = 0; i < m->n; i++)
+        strbuf_printf(&b, "%s\"%s\":%zu", i ? "," : "", m->token[i], i);
+    strbuf_puts(&b, "},\"merges\":[");
+    for (size_t i = 0; i < m->n_merges; i++)
+        strbuf_printf(&b, "%s\"%s %s\"", i ? "," : "", m->token[m->left[i]], m->token[m->right[i]]);
+    strbuf_puts(&b, "]}}");
+    struct tokenizer *t = open_text(b.data, b.len);
+    strbuf_release(&b);
+    return t;
+}
+
+/* The definition: of all pairs the one of the lowest rank, and of equals the leftmost, merges; again and
+ * again.
+ */
+static size_t merge_by_definition(const struct made_up *m, size_t *word, size_t n)
+{
+    for (;;) {
+        size_t best = m->n_merges, at = 0;
+        for (size_t i = 0; i + 1 < n; i++)
+            for (size_t k = 0; k < best; k++)
+                if (m->left[k] == word[i] && m->right[k] == word[i + 1])
+                    best = k, at = i;
+        if (best == m->n_merges)
+            return n;
+        char text[64];
+        snprintf(text, sizeof text, "%.30s%.30s", m->token[m->left[best]], inner(m, m->right[best]));
+        word[at] = find_token(m, text);
+        memmove(word + at + 1, word + at + 2, (n - at - 2) * sizeof *word);
+        n--;
+    }
+}
+
+static void long_words_are_merged_by_definition(void **state)
+{
+    (void)state;
+    struct rng r;
+    rng_init(&r, 7);
+    for (int round = 0; round < 200; round++) {
+        struct made_up m;
+        struct ids ids = {0};
+        struct err e = {0};
+        char text[400];
+        size_t word[400], n = 49 + rng_below(&r, 350);
+        make_up(&m, &r, round % 2 ? "#" : "");
+        struct tokenizer *t = open_made_up(&m);
+        for (size_t i = 0; i < n; i++) {
+            char letter[4] = {0};
+            text[i] = (char)('a' + rng_below(&r, LETTERS));
+            snprintf(letter, sizeof letter, "%s%c", i ? m.prefix : "", text[i]);
+            word[i] = find_token(&m, letter);
+        }
+        assert_int_equal(tokenizer_encode(t, text, n, 0, &ids, &e), ERR_OK);
+        n = merge_by_definition(&m, word, n);
+        assert_int_equal(ids.n, n);
+        for (size_t i = 0; i < n; i++)
+            assert_int_equal(ids.data[i], word[i]);
+        ids_release(&ids);
+        tokenizer_close(t);
+    }
+}
+
 /* A text of one million equal characters is one word here: merging it must not cost a square. */
 static void long_word(void **state)
 {
@@ -720,6 +839,7 @@ int main(void)
         cmocka_unit_test(tiktoken_files_are_checked),
         cmocka_unit_test(refuses_bad_text),
         cmocka_unit_test(broken_files),
+        cmocka_unit_test(long_words_are_merged_by_definition),
         cmocka_unit_test(long_word),
     };
     return cmocka_run_group_tests_name("text", tests, NULL, NULL);
