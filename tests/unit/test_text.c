@@ -367,6 +367,13 @@ static void refuses_by_name(void **state)
         {NULL, NULL, ",{\"id\":18446744073709551615,\"content\":\"zzz\"}", ERR_LIMIT, "id"},
         {NULL, NULL, ",{\"id\":-1,\"content\":\"zzz\"}", ERR_FORMAT, "id"},
         {NULL, NULL, ",7", ERR_FORMAT, "added token"},
+        {NULL, NULL, ",{\"id\":300,\"content\":\"zz\",\"lstrip\":\"yes\"}", ERR_FORMAT, "no boolean"},
+        {NULL, NULL, ",{\"id\":301,\"content\":\"zz\"}", ERR_UNSUPPORTED, "the next one is 300"},
+        {",\"normalizer\":{\"type\":\"Lowercase\"}", NULL,
+         ",{\"id\":300,\"content\":\"ZZ\"},{\"id\":301,\"content\":\"Zz\"}", ERR_UNSUPPORTED, "are the same"},
+        {",\"normalizer\":{\"type\":\"Replace\",\"pattern\":{\"String\":\"!\"},\"content\":\"\"}", NULL,
+         ",{\"id\":300,\"content\":\"!!\"}", ERR_UNSUPPORTED, "nothing is left"},
+        {",\"normalizer\":{\"type\":\"Prepend\",\"prepend\":\"\"}", NULL, NULL, ERR_FORMAT, "prepend"},
     };
     for (size_t i = 0; i < ARRAY_LEN(cases); i++)
         refuses(&(struct tiny_options){.replace = cases[i].replace,
