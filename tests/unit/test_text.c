@@ -445,6 +445,24 @@ static void hostile_patterns_end(void **state)
     strbuf_release(&text);
 }
 
+/* The vocabulary goes through the decoders when it is opened: all of it, not each token, has so much time. */
+static void patterns_of_decoders_end(void **state)
+{
+    (void)state;
+    struct strbuf added = STRBUF_INIT;
+    for (int i = 0; i < 60; i++) {
+        strbuf_printf(&added, ",{\"id\":%d,\"content\":\"%d", TINY_VOCAB + i, i);
+        for (int k = 0; k < 480; k++)
+            strbuf_putc(&added, 'a');
+        strbuf_puts(&added, "\",\"normalized\":false}");
+    }
+    refuses(&(struct tiny_options){.added = strbuf_cstr(&added),
+                                   .replace = ",\"decoder\":{\"type\":\"Replace\",\"content\":\"\","
+                                              "\"pattern\":{\"Regex\":\"(?:a|a){17}[bd]\"}}"},
+            ERR_LIMIT, "takes too long");
+    strbuf_release(&added);
+}
+
 /* A long run of one class, through a pattern whose compiled code needs a stack for it. */
 static void long_runs_are_cut(void **state)
 {
@@ -585,6 +603,7 @@ int main(void)
         cmocka_unit_test(refuses_by_name),
         cmocka_unit_test(refuses_patterns),
         cmocka_unit_test(hostile_patterns_end),
+        cmocka_unit_test(patterns_of_decoders_end),
         cmocka_unit_test(long_runs_are_cut),
         cmocka_unit_test(suffix_decoding),
         cmocka_unit_test(tiktoken_files_are_checked),
