@@ -10,6 +10,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "text/text_impl.h"
+
 static const struct jbuiltin filters[] = {
 #define X(name, function, params, required) {name, function, params, required},
 #include "text/jinja_filters.def"
@@ -160,6 +162,12 @@ struct jval filter_truncate(struct jrun *x, struct jcall *c)
     jint length = jcall_int(x, c, 0, 255), leeway = jcall_int(x, c, 3, 5), tail = jstr_chars(end);
     if (length < tail || leeway < 0)
         jinja_fail(x, ERR_INVALID, "truncate: the length is less than that of what is put at the end");
+    if (c->self.type != J_STRING) { /* what has a length stays what it is, if that is short enough */
+        if (jinja_length(x, c->self) <= length + leeway)
+            return c->self;
+        jinja_fail(x, ERR_INVALID, "truncate: '%s' object is too long, and no text",
+                   jinja_type_name(c->self));
+    }
     if (jstr_chars(s) <= length + leeway)
         return jinja_str(s);
     size_t cut = jstr_offset(s, (uint32_t)(length - tail));
@@ -181,7 +189,7 @@ struct jval filter_wordcount(struct jrun *x, struct jcall *c)
     size_t len;
     uint32_t ch;
     for (size_t i = 0; i < s->n && (len = utf8_decode(s->s + i, s->n - i, &ch)) > 0; i += len) {
-        bool is = junicode_alpha(ch) || ch == '_' || (ch >= '0' && ch <= '9');
+        bool is = junicode_alpha(ch) || ch == '_' || char_is_number(ch);
         n += is && !word;
         word = is;
     }

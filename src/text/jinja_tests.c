@@ -101,12 +101,12 @@ static struct jval test_callable(struct jrun *x, struct jcall *c)
 
 static struct jval test_even(struct jrun *x, struct jcall *c)
 {
-    return jinja_bool(jinja_as_int(x, c->self, "what is tested") % 2 == 0);
+    return jinja_bool(jinja_equal(x, jinja_binary(x, OP_MOD, c->self, jinja_int(2)), jinja_int(0)));
 }
 
 static struct jval test_odd(struct jrun *x, struct jcall *c)
 {
-    return jinja_bool(jinja_as_int(x, c->self, "what is tested") % 2 != 0);
+    return jinja_bool(jinja_equal(x, jinja_binary(x, OP_MOD, c->self, jinja_int(2)), jinja_int(1)));
 }
 
 static struct jval test_divisibleby(struct jrun *x, struct jcall *c)

@@ -84,6 +84,7 @@ void regex_match_free(struct regex_match *m);
 bool char_is_space(uint32_t c);                               /* White_Space */
 bool char_is_punctuation(uint32_t c);                         /* ASCII punctuation or category P */
 bool char_is_number(uint32_t c);                              /* category N */
+bool char_is_decimal(uint32_t c);                             /* category Nd */
 bool char_is_mark(uint32_t c);                                /* category M */
 bool char_is_nonspacing(uint32_t c);                          /* category Mn */
 bool char_is_other(uint32_t c);                               /* Cc, Cf, Co */
