@@ -705,6 +705,21 @@ none < 1
 [1] < ['a']
 {} < {}
 1 < 'a'
+[1, 2, 3]|truncate(9)
+{'a': 1}|truncate
+none|truncate
+7|truncate(5)
+"ß½² Ⅷ_x ٣"|wordcount
+"½"|wordcount
+"½".isalnum() ~ "a²".isalnum() ~ "٣".isalnum() ~ "٣".isdecimal() ~ "٣".isdigit() ~ "٣".isnumeric() ~ "½".isnumeric() ~ "½".isdecimal() ~ "½".isdigit()
+"a<b"|e|list
+"ab"|safe|sort
+"ab"|safe|map('upper')|list
+2.5 is even
+4.0 is even
+"a" is even
+dict(nothing)
+dict(nothing, a=1)
 """.strip("\n").split("\n")
 
 

@@ -6,6 +6,7 @@ implementations (tokenizers, tiktoken) give for generated text.
 Usage: tokenizer_reference.py text OUT.json            the recipe of the text; probes the reference's Unicode tables (minutes)
        tokenizer_reference.py make DIR                 trains the small tokenizers (needs sentencepiece too)
        tokenizer_reference.py record MATERIAL DIR      DIR/reference.json from DIR/text.json, DIR/*.json, DIR/small.tiktoken
+       tokenizer_reference.py pipelines DIR            DIR/pipelines.json: small files whose stages meet, texts, ids, what they decode to
        tokenizer_reference.py speed TOKENIZER TEXT     best of several: bytes per second, for bench/tokenizer_bench.sh
 Needs PyPI's tokenizers, tiktoken, sentencepiece. The text is made by counter and hash, so C makes the same (generate below).
 """
@@ -265,6 +266,54 @@ def component_file(c):
                        "model": {"type": "BPE", "byte_fallback": True, "end_of_word_suffix": "|", "merges": [], "vocab": {"<0x%02X>" % b: b for b in range(256)}}})
 
 
+def pipelines():
+    """Tokenizer files whose stages meet each other in ways that are easy to get wrong, with texts."""
+    vocab = ["<unk>", "<s>"] + list("abcABC .,!'\u2581_\u00e9\t\n") + ["\u2581a", "_a", "ab", "bc", "  ", "\u2581\u2581", "b c"]
+
+    def added(tokens):
+        new = [c for c, _ in tokens if c not in vocab]
+        return [{"id": vocab.index(c) if c in vocab else len(vocab) + new.index(c), "content": c, "single_word": "w" in f, "lstrip": "l" in f, "rstrip": "r" in f,
+                 "normalized": "n" in f, "special": "s" in f} for c, f in tokens]
+
+    level = {"type": "WordLevel", "unk_token": "<unk>", "vocab": {v: i for i, v in enumerate(vocab)}}
+    bpe = {"type": "BPE", "unk_token": "<unk>", "fuse_unk": False, "merges": [["\u2581", "a"], ["_", "a"], ["a", "b"]], "vocab": {v: i for i, v in enumerate(vocab)}}
+    first = {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "first", "split": True}
+    never = {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "never", "split": True}
+    seq = lambda kind, *v: {"type": "Sequence", kind: list(v)}
+    strip = {"type": "Strip", "strip_left": True, "strip_right": True}
+    replace = lambda p, c: {"type": "Replace", "pattern": p, "content": c}
+    prepend = {"type": "Prepend", "prepend": "_"}
+    bert = {"type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": True, "strip_accents": True, "lowercase": True}
+    string = lambda c: {"String": c}
+    texts = ["", "a", " a b", "  a b", "\ta", "ab  c", "\u00e9a a", "aab", "\u4e2da", "\u0301a", "\u0001a b", "bca", "<x>  a", "a <x>a"]
+
+    def file(model=level, tokens=(), norm=None, pre=None, decoder=None):
+        return {"version": "1.0", "added_tokens": added(tokens), "normalizer": norm, "pre_tokenizer": pre, "post_processor": None, "decoder": decoder, "model": model}
+
+    # white space that a token took is looked through for others
+    spaces = ["<x>   a", "<x> <x>a", "a  <x>  <x>", "  <x>", "<x>\t  b", "<x>    ", "    a    ", " \n     c  "]
+    yield file(tokens=[("<x>", "r"), ("  ", "")]), spaces
+    yield file(tokens=[("  ", "lr"), ("<x>", "r")]), spaces
+    yield file(tokens=[(" <x>", "r"), ("\t", "s")]), spaces + [" <x> <x> a"]
+    yield file(tokens=[("<x>", "lrw"), (" ", "n")]), spaces
+    # what begins the text, once normalizers and other stages were there
+    for norm in (strip, {"type": "Strip", "strip_left": False, "strip_right": True}, replace(string("a"), ""), replace(string("a"), "b"), replace(string("ab"), "c"),
+                 replace(regex("^\\s+"), ""), replace(regex("\\s{2}"), "_"), prepend, seq("normalizers", prepend, strip), seq("normalizers", prepend, replace(string("_"), "")), bert,
+                 {"type": "StripAccents"}, {"type": "Nmt"}, {"type": "NFD"}, seq("normalizers", {"type": "NFD"}, {"type": "StripAccents"}), {"type": "Lowercase"}):
+        yield file(bpe, norm=norm, pre=first), texts
+        yield file(bpe, norm=norm, pre=seq("pretokenizers", {"type": "Split", "pattern": regex("[_a]"), "behavior": "Isolated", "invert": False}, first)), texts
+    yield file(bpe, pre=seq("pretokenizers", first, dict(first, replacement="_"))), texts
+    yield file(bpe, pre=seq("pretokenizers", {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}, dict(first, replacement="_"))), texts
+    yield file(bpe, pre=seq("pretokenizers", {"type": "BertPreTokenizer"}, first)), texts
+    # an unknown character that ends a longer token needs no unknown token
+    yield file({"type": "Unigram", "unk_id": None, "byte_fallback": False, "vocab": [[v, -1.0 - i / 8] for i, v in enumerate(["a", "b", "ca\u00e9", "b\u00e9", "c"])]}), \
+        ["ab\u00e9", "b\u00e9b\u00e9c", "abca"]
+    # an added token decodes from what it is behind the normalizers
+    for norm in (prepend, {"type": "Lowercase"}, seq("normalizers", prepend, replace(string(" "), "\u2581"))):
+        for decoder in (None, never, {"type": "WordPiece", "prefix": "##", "cleanup": False}):
+            yield file(bpe, [("<X> A", "n"), ("C", "n")], norm, None, decoder), ["<X> A", "a<X> Ab", "CaC", "abc"]
+
+
 # Texts for the rule of Kimi's code: [characters, times] one after the other. Ranks of these characters merge across each cut.
 CUTS = [[["the", 8000], ["t", 1], ["he", 1]], [["the", 8333], ["the", 1]], [["the", 8334]], [["t", 1], ["the", 20000]], [["the", 8330], ["\x1c", 1], ["t", 1], ["the", 30]],
         [["the", 8330], ["\u3000", 1], ["t", 1], ["the", 30]], [["the", 8330], ["\u200b", 1], ["t", 1], ["the", 30]], [[" ", 25001], ["the", 9000]], [["the ", 99999], ["a the the", 30000]],
@@ -281,6 +330,19 @@ def cut(s, piece=400000, run=25000):
                 yield p[begin:i]
                 begin, length = i, 1
         yield p[begin:]
+
+
+def record_pipelines(out):
+    from tokenizers import Tokenizer
+    rows = []
+    for spec, texts in pipelines():
+        text = json.dumps(spec, ensure_ascii=False, separators=(",", ":"))
+        t = Tokenizer.from_str(text)
+        cases = [[s, ids := t.encode(s).ids, t.decode(ids, skip_special_tokens=False)] for s in texts]
+        rows.append(json.dumps({"file": text, "texts": cases}, ensure_ascii=False, separators=(",", ":")))
+    with open(out + "/pipelines.json", "w") as f:
+        f.write("[\n" + ",\n".join(rows) + "\n]\n")
+    print(len(rows), "pipelines")
 
 
 def measure(encode, decode, recipe, blocks=BLOCKS):
@@ -364,7 +426,7 @@ def speed(path, text):
 
 
 if __name__ == "__main__":
-    commands = {"text": write_text, "make": make, "record": record, "speed": speed}
+    commands = {"text": write_text, "make": make, "record": record, "pipelines": record_pipelines, "speed": speed}
     if len(sys.argv) < 3 or sys.argv[1] not in commands:
         sys.exit(__doc__)
     commands[sys.argv[1]](*sys.argv[2:])

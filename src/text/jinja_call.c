@@ -232,6 +232,8 @@ static struct jdict *make_dict(struct jrun *x, struct jcall *c)
     struct jdict *d = jdict_new(x);
     if (c->n > 1)
         jinja_fail(x, ERR_INVALID, "dict expected at most 1 argument, got %u", c->n);
+    if (c->n == 1 && c->args[0].type == J_UNDEFINED)
+        jinja_fail_undefined(x, c->args[0]);
     if (c->n == 1 && c->args[0].type == J_DICT) {
         const struct jdict *from = c->args[0].as.dict;
         jinja_spend(x, from->n);

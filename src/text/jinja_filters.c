@@ -10,6 +10,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "text/text_impl.h"
+
 static const struct jbuiltin filters[] = {
 #define X(name, function, params, required) {name, function, params, required},
 #include "text/jinja_filters.def"
@@ -181,7 +183,7 @@ struct jval filter_wordcount(struct jrun *x, struct jcall *c)
     size_t len;
     uint32_t ch;
     for (size_t i = 0; i < s->n && (len = utf8_decode(s->s + i, s->n - i, &ch)) > 0; i += len) {
-        bool is = junicode_alpha(ch) || ch == '_' || (ch >= '0' && ch <= '9');
+        bool is = junicode_alpha(ch) || ch == '_' || char_is_number(ch);
         n += is && !word;
         word = is;
     }

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "text/jinja_impl.h"
+#include "text/text_impl.h"
 
 static const struct jstr *self(const struct jcall *c)
 {
@@ -389,20 +390,21 @@ static struct jval all_are(const struct jstr *s, bool (*is)(uint32_t c))
     return jinja_bool(s->n > 0);
 }
 
-static bool is_digit(uint32_t c)
-{
-    return c >= '0' && c <= '9';
-}
-
 static bool is_alnum(uint32_t c)
 {
-    return is_digit(c) || junicode_alpha(c);
+    return char_is_number(c) || junicode_alpha(c);
 }
 
 static struct jval str_isdigit(struct jrun *x, struct jcall *c)
 {
     (void)x;
-    return all_are(self(c), is_digit);
+    return all_are(self(c), char_is_decimal);
+}
+
+static struct jval str_isnumeric(struct jrun *x, struct jcall *c)
+{
+    (void)x;
+    return all_are(self(c), char_is_number);
 }
 
 static struct jval str_isalpha(struct jrun *x, struct jcall *c)
@@ -449,7 +451,7 @@ static const struct jbuiltin methods[] = {
     {"isdecimal", str_isdigit, "", 0},
     {"isdigit", str_isdigit, "", 0},
     {"islower", str_islower, "", 0},
-    {"isnumeric", str_isdigit, "", 0},
+    {"isnumeric", str_isnumeric, "", 0},
     {"isspace", str_isspace, "", 0},
     {"isupper", str_isupper, "", 0},
     {"join", str_join, "iterable", 1},

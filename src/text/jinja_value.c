@@ -397,6 +397,12 @@ bool jinja_contains(struct jrun *x, struct jval what, struct jval in)
 static const struct jlist *characters(struct jrun *x, const struct jstr *s)
 {
     struct jlist *l = jlist_new(x, JL_LIST);
+    if (s->safe) { /* Python's Markup gives plain characters */
+        struct jstr *plain = jinja_alloc(x, 1, sizeof *plain);
+        *plain = *s;
+        plain->safe = false;
+        s = plain;
+    }
     for (size_t i = 0, len; i < s->n; i += len) {
         for (len = 1; i + len < s->n && ((unsigned char)s->s[i + len] & 0xC0) == 0x80;)
             len++;

@@ -20,7 +20,7 @@ static const char replacement[] = "\xEF\xBF\xBD";
 static void dec_metaspace(const struct dec_stage *d, const char *s, size_t n, bool first, struct strbuf *out)
 {
     bool drop = first && d->scheme != META_NEVER;
-    text_replace(s, n, d->pattern, (struct span){drop ? "" : " ", drop ? 0 : 1}, out);
+    text_replace(s, n, d->pattern, (struct span){drop ? "" : " ", drop ? 0 : 1}, NULL, out);
 }
 
 static void dec_strip(const struct dec_stage *d, const char *s, size_t n, struct strbuf *out)
@@ -50,7 +50,7 @@ static void dec_wordpiece(const struct dec_stage *d, const char *s, size_t n, bo
     for (size_t i = 0; d->cleanup && i < ARRAY_LEN(pairs); i++) {
         strbuf_clear(&b);
         text_replace(strbuf_cstr(&a), a.len, (struct span){pairs[i][0], strlen(pairs[i][0])},
-                     (struct span){pairs[i][1], strlen(pairs[i][1])}, &b);
+                     (struct span){pairs[i][1], strlen(pairs[i][1])}, NULL, &b);
         text_swap(&a, &b);
     }
     strbuf_add(out, strbuf_cstr(&a), a.len);
@@ -59,30 +59,39 @@ static void dec_wordpiece(const struct dec_stage *d, const char *s, size_t n, bo
     strbuf_release(&b);
 }
 
+static struct span source_of(const struct tokenizer *t, uint32_t id)
+{
+    const struct token *token = &t->tokens[id];
+    for (size_t i = t->n_added; token->flags & TOKEN_NORMALIZED && i > 0; i--)
+        if ((uint32_t)t->added[i - 1].id == id)
+            return t->added[i - 1].decoded;
+    return (struct span){token->raw, token->raw_bytes};
+}
+
 /* Text of one token after the per-token decoders, in *a. */
 enum { AT_FIRST = 1, AT_LAST = 2 };
-static int decode_token(const struct tokenizer *t, const struct token *token, unsigned place,
+static int decode_token(const struct tokenizer *t, uint32_t id, unsigned place, struct regex_match **match,
                         struct strbuf *a, struct strbuf *b, struct err *e)
 {
-    struct regex_match *match = NULL;
+    struct span source = source_of(t, id);
     bool first = place & AT_FIRST, last = place & AT_LAST;
     int rc = ERR_OK;
     strbuf_clear(a);
-    strbuf_add(a, token->raw, token->raw_bytes);
+    strbuf_add(a, source.s, source.n);
     for (size_t i = 0; i < t->n_dec && rc == 0; i++) {
         const struct dec_stage *d = &t->dec[i];
         const char *s = strbuf_cstr(a);
         strbuf_clear(b);
         if (d->kind == DEC_REPLACE && d->regex)
-            rc = text_replace_regex(d->regex, &match, s, a->len, d->content, b, e);
+            rc = text_replace_regex(d->regex, match, s, a->len, d->content, NULL, b, e);
         else if (d->kind == DEC_REPLACE)
-            text_replace(s, a->len, d->pattern, d->content, b);
+            text_replace(s, a->len, d->pattern, d->content, NULL, b);
         else if (d->kind == DEC_METASPACE)
             dec_metaspace(d, s, a->len, first, b);
         else if (d->kind == DEC_WORDPIECE)
             dec_wordpiece(d, s, a->len, first, b);
         else if (d->kind == DEC_BPE)
-            text_replace(s, a->len, d->pattern, (struct span){last ? "" : " ", last ? 0 : 1}, b);
+            text_replace(s, a->len, d->pattern, (struct span){last ? "" : " ", last ? 0 : 1}, NULL, b);
         else
             dec_strip(d, s, a->len, b);
         text_swap(a, b);
@@ -90,7 +99,6 @@ static int decode_token(const struct tokenizer *t, const struct token *token, un
             rc = err_set(e, ERR_LIMIT, "tokenizer.json: a token decodes to more than %d bytes",
                          TEXT_MAX_TOKEN);
     }
-    regex_match_free(match);
     return rc;
 }
 
@@ -143,15 +151,44 @@ static bool byte_token(const struct strbuf *s, char *byte)
     return true;
 }
 
+/* What an added token decodes from is what it was looked for as: its content behind the normalizers. */
+static int normalize_added(struct tokenizer *t, struct regex_match **match, struct strbuf *a,
+                           struct strbuf *b, struct err *e)
+{
+    int rc = ERR_OK;
+    for (size_t i = 0; i < t->n_added && t->n_norm && rc == 0; i++) {
+        struct added *added = &t->added[i];
+        size_t lead = 0;
+        if (!added->normalized || added->content.n == 0)
+            continue;
+        rc = text_normalize(t, match, added->content.s, added->content.n, &lead, a, b, e);
+        char *copy = rc ? NULL : arena_alloc(&t->arena, a->len + 1);
+        if (rc == 0 && copy == NULL)
+            rc = err_set(e, ERR_NOMEM, "out of memory for the vocabulary");
+        if (rc)
+            break;
+        memcpy(copy, strbuf_cstr(a), a->len);
+        added->decoded = (struct span){copy, a->len};
+        t->tokens[added->id].flags |= TOKEN_NORMALIZED;
+    }
+    return rc;
+}
+
 int text_prepare_pieces(struct tokenizer *t, struct err *e)
 {
     struct strbuf a = STRBUF_INIT, b = STRBUF_INIT;
-    int rc = ERR_OK;
+    struct regex_match *match = NULL; /* one for all: patterns may take so long for the whole vocabulary */
+    size_t bytes = 0;
+    for (uint32_t i = 0; i < t->n_ids; i++)
+        bytes += t->tokens[i].raw_bytes;
+    int rc = regex_match_new(&match, bytes, e);
+    if (rc == 0)
+        rc = normalize_added(t, &match, &a, &b, e);
     for (uint32_t i = 0; i < t->n_ids && rc == 0; i++) {
         struct token *token = &t->tokens[i];
         if (!(token->flags & TOKEN_PRESENT))
             continue;
-        rc = decode_token(t, token, 0, &a, &b, e);
+        rc = decode_token(t, i, 0, &match, &a, &b, e);
         if (rc)
             break;
         const struct strbuf *piece = &a;
@@ -183,6 +220,7 @@ int text_prepare_pieces(struct tokenizer *t, struct err *e)
         }
         token->piece_bytes = (uint32_t)piece->len;
     }
+    regex_match_free(match);
     strbuf_release(&a);
     strbuf_release(&b);
     return rc;
@@ -268,12 +306,13 @@ static void feed_byte(struct detokenizer *d, unsigned char byte, struct strbuf *
 }
 
 /* A token whose place changes its text: decoded when it comes, not ahead. */
-static int feed_placed(struct detokenizer *d, const struct token *token, unsigned place, struct strbuf *out,
-                       struct err *e)
+static int feed_placed(struct detokenizer *d, uint32_t id, unsigned place, struct strbuf *out, struct err *e)
 {
     struct strbuf a = STRBUF_INIT, b = STRBUF_INIT;
+    struct regex_match *match = NULL;
     char byte;
-    int rc = decode_token(d->t, token, place, &a, &b, e);
+    int rc = decode_token(d->t, id, place, &match, &a, &b, e);
+    regex_match_free(match);
     if (rc) {
         strbuf_release(&a);
         strbuf_release(&b);
@@ -302,7 +341,7 @@ static int feed_token(struct detokenizer *d, int32_t id, bool last, struct strbu
     bool first = !d->started;
     d->started = true;
     if ((first && t->first_differs) || (last && t->last_differs)) {
-        int rc = feed_placed(d, token, (first ? AT_FIRST : 0) | (last ? AT_LAST : 0), out, e);
+        int rc = feed_placed(d, (uint32_t)id, (first ? AT_FIRST : 0) | (last ? AT_LAST : 0), out, e);
         if (rc)
             return rc;
     } else if (t->join == JOIN_BYTE_LEVEL || (token->flags & TOKEN_BYTE)) {

@@ -45,6 +45,11 @@ void text_swap(struct strbuf *a, struct strbuf *b)
     *b = x;
 }
 
+size_t text_lead(size_t lead, size_t from, size_t to)
+{
+    return from >= lead ? 0 : (to < lead ? to : lead) - from;
+}
+
 int text_check_buffer(const struct strbuf *b, struct err *e)
 {
     if (strbuf_failed(b))
@@ -187,10 +192,11 @@ static bool stays_text(struct encoder *x, const struct trie *trie, int32_t index
     return is_plain(x, (size_t)(s - x->text), (size_t)(s - x->text) + len);
 }
 
-typedef int (*piece_fn)(struct encoder *x, const char *s, size_t n, bool first);
+typedef int (*piece_fn)(struct encoder *x, const char *s, size_t n, size_t lead);
 
-/* Emits the ids of the added tokens of `trie` in s and hands the text between them to fn. */
-static int split_added(struct encoder *x, const struct trie *trie, const char *s, size_t n, bool first,
+/* Emits the ids of the added tokens of `trie` in s and hands the text between them to fn. White space that a
+ * token took with it is looked through for others once more, as the reference implementation does. */
+static int split_added(struct encoder *x, const struct trie *trie, const char *s, size_t n, size_t lead,
                        piece_fn fn)
 {
     size_t done = 0, i = 0;
@@ -215,35 +221,38 @@ static int split_added(struct encoder *x, const struct trie *trie, const char *s
             i = stop;
             continue;
         }
-        if (a->lstrip)
+        if (a->lstrip) {
             start -= spaces_before(s, done, start);
+            start = start < done ? done : start;
+        }
         if (a->rstrip)
             stop += spaces_after(s + stop, n - stop);
         if (start > done)
-            rc = fn(x, s + done, start - done, first && done == 0);
-        if (rc == 0)
+            rc = fn(x, s + done, start - done, text_lead(lead, done, start));
+        if (rc == 0 && start < stop) /* else another token took all of it */
             rc = ids_push(x->out, a->id, x->e);
-        done = i = stop;
+        done = stop;
+        i += len;
     }
     if (rc == 0 && done < n)
-        rc = fn(x, s + done, n - done, first && done == 0);
+        rc = fn(x, s + done, n - done, text_lead(lead, done, n));
     return rc;
 }
 
-static int encode_normalized(struct encoder *x, const char *s, size_t n, bool first)
+static int encode_normalized(struct encoder *x, const char *s, size_t n, size_t lead)
 {
-    return text_run_pre(x, 0, s, n, first);
+    return text_run_pre(x, 0, s, n, lead);
 }
 
-static int encode_piece(struct encoder *x, const char *s, size_t n, bool first)
+static int encode_piece(struct encoder *x, const char *s, size_t n, size_t lead)
 {
     x->n_pieces++;
     x->piece = s;
     x->piece_bytes = n;
-    int rc = text_normalize(x->t, &x->match, s, n, &x->normalized, &x->spare, x->e);
+    int rc = text_normalize(x->t, &x->match, s, n, &lead, &x->normalized, &x->spare, x->e);
     if (rc)
         return rc;
-    return split_added(x, &x->t->normalized, strbuf_cstr(&x->normalized), x->normalized.len, first,
+    return split_added(x, &x->t->normalized, strbuf_cstr(&x->normalized), x->normalized.len, lead,
                        encode_normalized);
 }
 
@@ -272,6 +281,7 @@ int tokenizer_encode_parts(const struct tokenizer *t, const char *text, size_t n
     struct encoder x = {
         .t = t, .flags = flags, .text = text, .plain = plain, .n_plain = n_plain, .out = out, .e = e};
     size_t mark = out->n;
+    uint32_t c;
     int rc = check_text(text, n, e);
     if (rc)
         return rc;
@@ -284,7 +294,7 @@ int tokenizer_encode_parts(const struct tokenizer *t, const char *text, size_t n
         rc = regex_match_new(&x.match, n, e);
     x.cache = word_cache_new(n);
     if (rc == 0 && n > 0)
-        rc = split_added(&x, &t->raw, text, n, true, encode_piece);
+        rc = split_added(&x, &t->raw, text, n, utf8_decode(text, n, &c), encode_piece);
     for (size_t i = 0; post && i < t->n_after && rc == 0; i++)
         rc = ids_push(out, t->post_after[i], e);
     free(x.cursors);

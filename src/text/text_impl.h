@@ -28,7 +28,8 @@ enum token_flags {
     TOKEN_PRESENT = 1,
     TOKEN_ADDED = 2,
     TOKEN_SPECIAL = 4,
-    TOKEN_BYTE = 8, /* decodes to one raw byte (byte fallback) */
+    TOKEN_BYTE = 8,        /* decodes to one raw byte (byte fallback) */
+    TOKEN_NORMALIZED = 16, /* decodes from what an added token's content is behind the normalizers */
 };
 struct token {
     const char *raw;   /* as in the file */
@@ -41,7 +42,7 @@ struct token {
 struct added {
     int32_t id;
     bool special, lstrip, rstrip, normalized, single_word;
-    struct span content;
+    struct span content, decoded; /* decoded: where TOKEN_NORMALIZED */
 };
 struct trie_node {
     uint32_t child, sibling; /* 0: none */
@@ -83,6 +84,7 @@ void regex_match_free(struct regex_match *m);
 bool char_is_space(uint32_t c);                               /* White_Space */
 bool char_is_punctuation(uint32_t c);                         /* ASCII punctuation or category P */
 bool char_is_number(uint32_t c);                              /* category N */
+bool char_is_decimal(uint32_t c);                             /* category Nd */
 bool char_is_mark(uint32_t c);                                /* category M */
 bool char_is_nonspacing(uint32_t c);                          /* category Mn */
 bool char_is_other(uint32_t c);                               /* Cc, Cf, Co */
@@ -273,8 +275,11 @@ struct encoder {
     struct strbuf alphabet;          /* one word in the byte-level alphabet */
     struct err *e;
 };
-/* Pre-tokenizers from `stage` on, then the model. first: the piece begins the text. */
-int text_run_pre(struct encoder *x, size_t stage, const char *s, size_t n, bool first);
+/* Pre-tokenizers from `stage` on, then the model. lead: how many bytes of the piece stand for the first
+ * character of the text as it was given, 0 if it does not begin the text. Normalizers may have cut that
+ * character away, and then nothing does. */
+int text_run_pre(struct encoder *x, size_t stage, const char *s, size_t n, size_t lead);
+size_t text_lead(size_t lead, size_t from, size_t to); /* the same of the bytes [from, to) */
 /* Adds a stage of no file: struct tiktoken_rule says what it does. */
 void text_add_cut(struct tokenizer *t, uint32_t piece_chars, uint32_t run_chars);
 bool text_pre_is_byte_level(const struct pre_stage *s);
@@ -290,13 +295,15 @@ const int32_t *word_cache_get(struct word_cache *c, const char *s, size_t n, uin
 void word_cache_put(struct word_cache *c, const char *s, size_t n, uint64_t hash, const int32_t *ids,
                     size_t n_ids);
 
-/* text_norm.c: every occurrence of pattern, left to right; appends to out. */
-void text_replace(const char *s, size_t n, struct span pattern, struct span content, struct strbuf *out);
+/* text_norm.c: every occurrence of pattern, left to right; appends to out. *lead: as of text_run_pre, before
+ * and behind; may be NULL. */
+void text_replace(const char *s, size_t n, struct span pattern, struct span content, size_t *lead,
+                  struct strbuf *out);
 int text_replace_regex(const struct regex *r, struct regex_match **match, const char *s, size_t n,
-                       struct span content, struct strbuf *out, struct err *e);
+                       struct span content, size_t *lead, struct strbuf *out, struct err *e);
 /* The normalizers. Leaves the result in *a; both buffers are used. */
 int text_normalize(const struct tokenizer *t, struct regex_match **match, const char *s, size_t n,
-                   struct strbuf *a, struct strbuf *b, struct err *e);
+                   size_t *lead, struct strbuf *a, struct strbuf *b, struct err *e);
 /* Bytes that may become one: 0 if there is no bound. */
 size_t text_shrink_of_normalizers(const struct tokenizer *t);
 int ids_push(struct ids *v, int32_t id, struct err *e);

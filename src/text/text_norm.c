@@ -17,13 +17,14 @@ struct norm_run {
     struct regex_match **match;
     const char *s;
     size_t n;
+    size_t lead; /* as of text_run_pre; a runner leaves that of its result */
     struct strbuf *out;
     struct err *e;
 };
 struct norm_type {
     const char *name;
     int (*read)(struct tokenizer *t, const struct json *v, struct norm_stage *s, struct err *e);
-    int (*run)(const struct norm_run *r);
+    int (*run)(struct norm_run *r);
     unsigned shrink; /* bytes that it may make one of; 0: any number */
 };
 
@@ -37,8 +38,9 @@ static int read_nothing(struct tokenizer *t, const struct json *v, struct norm_s
 
 static int read_prepend(struct tokenizer *t, const struct json *v, struct norm_stage *s, struct err *e)
 {
-    return text_copy_string(t, json_get(v, "prepend"), &s->content) ? ERR_OK
-                                                                    : text_malformed(part, v, "prepend", e);
+    return text_copy_string(t, json_get(v, "prepend"), &s->content) && s->content.n > 0
+               ? ERR_OK
+               : text_malformed(part, v, "prepend", e);
 }
 
 static int read_replace(struct tokenizer *t, const struct json *v, struct norm_stage *s, struct err *e)
@@ -97,89 +99,131 @@ static int read_charsmap(struct tokenizer *t, const struct json *v, struct norm_
 
 /* ---- runners ---- */
 
-void text_replace(const char *s, size_t n, struct span pattern, struct span content, struct strbuf *out)
+/* What replaces s[from..to) stands where its last character stood. */
+static size_t lead_of_content(size_t lead, size_t to, struct span content)
 {
-    const char *end = s + n, *hit;
-    while (s < end && (hit = memmem(s, (size_t)(end - s), pattern.s, pattern.n)) != NULL && !out->failed &&
+    return lead && to <= lead ? content.n : 0;
+}
+
+void text_replace(const char *s, size_t n, struct span pattern, struct span content, size_t *lead,
+                  struct strbuf *out)
+{
+    size_t done = 0, before = lead ? *lead : 0, behind = 0;
+    const char *hit;
+    while (done < n && (hit = memmem(s + done, n - done, pattern.s, pattern.n)) != NULL && !out->failed &&
            out->len <= TEXT_MAX_NORMALIZED) {
-        strbuf_add(out, s, (size_t)(hit - s));
+        size_t start = (size_t)(hit - s), end = start + pattern.n;
+        strbuf_add(out, s + done, start - done);
         strbuf_add(out, content.s, content.n);
-        s = hit + pattern.n;
+        behind += text_lead(before, done, start) + lead_of_content(before, end, content);
+        done = end;
     }
-    strbuf_add(out, s, (size_t)(end - s));
+    strbuf_add(out, s + done, n - done);
+    if (lead)
+        *lead = behind + text_lead(before, done, n);
 }
 
 int text_replace_regex(const struct regex *r, struct regex_match **match, const char *s, size_t n,
-                       struct span content, struct strbuf *out, struct err *e)
+                       struct span content, size_t *lead, struct strbuf *out, struct err *e)
 {
     struct regex_find f = {0};
-    size_t done = 0;
+    size_t done = 0, before = lead ? *lead : 0, behind = 0;
     int rc = n ? regex_next(r, match, s, n, &f, e) : ERR_OK;
     while (rc == 0 && f.found && !out->failed && out->len <= TEXT_MAX_NORMALIZED) {
         strbuf_add(out, s + done, f.start - done);
         strbuf_add(out, content.s, content.n);
+        behind += text_lead(before, done, f.start) + lead_of_content(before, f.end, content);
         done = f.end;
         rc = regex_next(r, match, s, n, &f, e);
     }
     strbuf_add(out, s + done, n - done);
+    if (lead)
+        *lead = behind + text_lead(before, done, n);
     return rc;
 }
 
-static int run_prepend(const struct norm_run *r)
+static int run_prepend(struct norm_run *r)
 {
     if (r->n) /* an empty text stays empty */
         strbuf_add(r->out, r->stage->content.s, r->stage->content.n);
     strbuf_add(r->out, r->s, r->n);
+    r->lead += r->n && r->lead ? r->stage->content.n : 0;
     return ERR_OK;
 }
 
-static int run_replace(const struct norm_run *r)
+static int run_replace(struct norm_run *r)
 {
     const struct norm_stage *s = r->stage;
     if (s->regex)
-        return text_replace_regex(s->regex, r->match, r->s, r->n, s->content, r->out, r->e);
-    text_replace(r->s, r->n, s->pattern, s->content, r->out);
+        return text_replace_regex(s->regex, r->match, r->s, r->n, s->content, &r->lead, r->out, r->e);
+    text_replace(r->s, r->n, s->pattern, s->content, &r->lead, r->out);
     return ERR_OK;
 }
 
-static int run_lowercase(const struct norm_run *r)
+/* What works on each character by itself: the lead first. */
+typedef void (*character_fn)(const char *s, size_t n, struct strbuf *out);
+static void by_characters(character_fn fn, const char *s, size_t n, size_t *lead, struct strbuf *out)
 {
-    text_lower(r->s, r->n, r->out);
-    return ERR_OK;
+    size_t before = *lead, mark = out->len;
+    fn(s, before, out);
+    *lead = out->len - mark;
+    fn(s + before, n - before, out);
 }
 
-static int run_nfc(const struct norm_run *r)
+/* What of a normal form the lead becomes is near enough known from the lead alone: what it is joined with, or
+ * moves behind it, begins no piece. */
+static void run_form(enum unicode_form form, const char *s, size_t n, size_t *lead, struct strbuf *out)
 {
-    text_form(FORM_NFC, r->s, r->n, r->out);
-    return ERR_OK;
+    size_t mark = out->len;
+    text_form(form, s, *lead, out);
+    *lead = out->len - mark;
+    out->len = mark;
+    text_form(form, s, n, out);
 }
 
-static int run_nfd(const struct norm_run *r)
+static int run_lowercase(struct norm_run *r)
 {
-    text_form(FORM_NFD, r->s, r->n, r->out);
+    by_characters(text_lower, r->s, r->n, &r->lead, r->out);
     return ERR_OK;
 }
 
-static int run_nfkc(const struct norm_run *r)
+static int run_nfc(struct norm_run *r)
 {
-    text_form(FORM_NFKC, r->s, r->n, r->out);
+    run_form(FORM_NFC, r->s, r->n, &r->lead, r->out);
     return ERR_OK;
 }
 
-static int run_nfkd(const struct norm_run *r)
+static int run_nfd(struct norm_run *r)
 {
-    text_form(FORM_NFKD, r->s, r->n, r->out);
+    run_form(FORM_NFD, r->s, r->n, &r->lead, r->out);
     return ERR_OK;
 }
 
-static int run_byte_level(const struct norm_run *r)
+static int run_nfkc(struct norm_run *r)
 {
-    for (size_t i = 0; i < r->n; i++)
-        byte_level_char((unsigned char)r->s[i], r->out);
+    run_form(FORM_NFKC, r->s, r->n, &r->lead, r->out);
     return ERR_OK;
 }
 
-static int run_strip(const struct norm_run *r)
+static int run_nfkd(struct norm_run *r)
+{
+    run_form(FORM_NFKD, r->s, r->n, &r->lead, r->out);
+    return ERR_OK;
+}
+
+static void alphabet(const char *s, size_t n, struct strbuf *out)
+{
+    for (size_t i = 0; i < n; i++)
+        byte_level_char((unsigned char)s[i], out);
+}
+
+static int run_byte_level(struct norm_run *r)
+{
+    by_characters(alphabet, r->s, r->n, &r->lead, r->out);
+    return ERR_OK;
+}
+
+static int run_strip(struct norm_run *r)
 {
     size_t from = 0, to = r->n, len;
     uint32_t c = 0;
@@ -194,6 +238,7 @@ static int run_strip(const struct norm_run *r)
         to = start;
     }
     strbuf_add(r->out, r->s + from, to - from);
+    r->lead = r->lead > from ? text_lead(r->lead, from, to) : 0;
     return ERR_OK;
 }
 
@@ -213,17 +258,17 @@ static void map_characters(const char *s, size_t n, uint32_t (*fn)(uint32_t c), 
     }
 }
 
-static uint32_t without_marks(uint32_t c)
+static uint32_t without_mark(uint32_t c)
 {
     return char_is_mark(c) ? DROP : c;
 }
 
-static uint32_t without_nonspacing(uint32_t c)
+static uint32_t without_nonspacing_one(uint32_t c)
 {
     return char_is_nonspacing(c) ? DROP : c;
 }
 
-static uint32_t nmt(uint32_t c)
+static uint32_t nmt_one(uint32_t c)
 {
     if ((c >= 1 && c <= 8) || c == 0xB || (c >= 0xE && c <= 0x1F) || c == 0x7F || c == 0x8F || c == 0x9F)
         return DROP;
@@ -232,7 +277,7 @@ static uint32_t nmt(uint32_t c)
     return space ? ' ' : c;
 }
 
-static uint32_t clean(uint32_t c)
+static uint32_t clean_one(uint32_t c)
 {
     bool line = c == 9 || c == 10 || c == 13;
     if (c == 0 || c == 0xFFFD || (!line && char_is_other(c)))
@@ -240,15 +285,35 @@ static uint32_t clean(uint32_t c)
     return char_is_space(c) ? ' ' : c;
 }
 
-static int run_strip_accents(const struct norm_run *r)
+static void without_marks(const char *s, size_t n, struct strbuf *out)
 {
-    map_characters(r->s, r->n, without_marks, r->out);
+    map_characters(s, n, without_mark, out);
+}
+
+static void without_nonspacing(const char *s, size_t n, struct strbuf *out)
+{
+    map_characters(s, n, without_nonspacing_one, out);
+}
+
+static void nmt(const char *s, size_t n, struct strbuf *out)
+{
+    map_characters(s, n, nmt_one, out);
+}
+
+static void clean(const char *s, size_t n, struct strbuf *out)
+{
+    map_characters(s, n, clean_one, out);
+}
+
+static int run_strip_accents(struct norm_run *r)
+{
+    by_characters(without_marks, r->s, r->n, &r->lead, r->out);
     return ERR_OK;
 }
 
-static int run_nmt(const struct norm_run *r)
+static int run_nmt(struct norm_run *r)
 {
-    map_characters(r->s, r->n, nmt, r->out);
+    by_characters(nmt, r->s, r->n, &r->lead, r->out);
     return ERR_OK;
 }
 
@@ -275,8 +340,9 @@ static void space_chinese(const char *s, size_t n, struct strbuf *out)
     }
 }
 
-static int run_bert(const struct norm_run *r)
+static int run_bert(struct norm_run *r)
 {
+    static const character_fn steps[] = {clean, space_chinese, NULL, without_nonspacing, text_lower};
     const struct norm_stage *s = r->stage;
     struct strbuf a = STRBUF_INIT, b = STRBUF_INIT;
     strbuf_add(&a, r->s, r->n);
@@ -286,16 +352,10 @@ static int run_bert(const struct norm_run *r)
         if (!wanted[step])
             continue;
         strbuf_clear(&b);
-        if (step == 0)
-            map_characters(text, a.len, clean, &b);
-        else if (step == 1)
-            space_chinese(text, a.len, &b);
-        else if (step == 2)
-            text_form(FORM_NFD, text, a.len, &b);
-        else if (step == 3)
-            map_characters(text, a.len, without_nonspacing, &b);
+        if (steps[step])
+            by_characters(steps[step], text, a.len, &r->lead, &b);
         else
-            text_lower(text, a.len, &b);
+            run_form(FORM_NFD, text, a.len, &r->lead, &b);
         text_swap(&a, &b);
         b.failed = b.failed || a.failed;
     }
@@ -342,15 +402,18 @@ static bool charsmap_put(const struct norm_stage *m, const char *s, size_t n, st
     return to != NULL;
 }
 
-/* Whole grapheme clusters of fewer than six bytes first, then the characters of the others. */
-static int run_charsmap(const struct norm_run *r)
+/* Whole grapheme clusters of fewer than six bytes first, then the characters of the others. The lead is the
+ * first character of what comes out: where one is cut away, the reference implementation counts on with the
+ * next. */
+static int run_charsmap(struct norm_run *r)
 {
+    size_t mark = r->out->len;
+    uint32_t c;
     for (size_t i = 0, len; i < r->n && r->out->len <= TEXT_MAX_NORMALIZED; i += len) {
         len = text_grapheme(r->s + i, r->n - i);
         if (len < 6 && charsmap_put(r->stage, r->s + i, len, r->out))
             continue;
         for (size_t k = i, one; k < i + len; k += one) {
-            uint32_t c;
             one = utf8_decode(r->s + k, i + len - k, &c);
             if (one == 0)
                 BUG("text was checked to be UTF-8");
@@ -358,6 +421,8 @@ static int run_charsmap(const struct norm_run *r)
                 strbuf_add(r->out, r->s + k, one);
         }
     }
+    if (r->lead && !strbuf_failed(r->out))
+        r->lead = utf8_decode(strbuf_cstr(r->out) + mark, r->out->len - mark, &c);
     return ERR_OK;
 }
 
@@ -398,14 +463,15 @@ int text_read_normalizer(struct tokenizer *t, const struct json *v, unsigned dep
 }
 
 int text_normalize(const struct tokenizer *t, struct regex_match **match, const char *s, size_t n,
-                   struct strbuf *a, struct strbuf *b, struct err *e)
+                   size_t *lead, struct strbuf *a, struct strbuf *b, struct err *e)
 {
     strbuf_clear(a);
     strbuf_add(a, s, n);
     for (size_t i = 0; i < t->n_norm; i++) {
         strbuf_clear(b);
-        struct norm_run r = {&t->norm[i], match, strbuf_cstr(a), a->len, b, e};
+        struct norm_run r = {&t->norm[i], match, strbuf_cstr(a), a->len, *lead, b, e};
         int rc = t->norm[i].type->run(&r);
+        *lead = r.lead;
         text_swap(a, b);
         if (rc == 0)
             rc = text_check_buffer(a, e);

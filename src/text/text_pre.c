@@ -11,11 +11,10 @@
 
 static const char part[] = "pre_tokenizer";
 
-/* A piece on its way through the stages; first: it begins the text. */
+/* A piece on its way through the stages; lead as of text_run_pre. */
 struct piece {
     const char *s;
-    size_t n;
-    bool first;
+    size_t n, lead;
 };
 struct pre_type {
     const char *name;
@@ -40,7 +39,7 @@ static int emit(struct splitter *c, size_t from, size_t to)
 {
     if (from == to)
         return ERR_OK;
-    return text_run_pre(c->x, c->stage + 1, c->p.s + from, to - from, c->p.first && from == 0);
+    return text_run_pre(c->x, c->stage + 1, c->p.s + from, to - from, text_lead(c->p.lead, from, to));
 }
 
 static int flush(struct splitter *c)
@@ -252,16 +251,17 @@ static int run_metaspace(struct encoder *x, size_t stage, struct piece p)
 {
     const struct pre_stage *m = &x->t->pre[stage];
     struct strbuf body = STRBUF_INIT, work = STRBUF_INIT;
-    text_replace(p.s, p.n, (struct span){" ", 1}, m->replacement, &body);
-    bool add = m->scheme == META_ALWAYS || (m->scheme == META_FIRST && p.first);
+    text_replace(p.s, p.n, (struct span){" ", 1}, m->replacement, &p.lead, &body);
+    bool add = m->scheme == META_ALWAYS || (m->scheme == META_FIRST && p.lead > 0);
     if (add && !begins_with(strbuf_cstr(&body), body.len, m->replacement)) {
         strbuf_add(&work, m->replacement.s, m->replacement.n);
         strbuf_add(&work, strbuf_cstr(&body), body.len);
         text_swap(&body, &work);
+        p.lead += p.lead ? m->replacement.n : 0;
     }
     body.failed = body.failed || work.failed;
     int rc = text_check_buffer(&body, x->e);
-    struct splitter c = {x, stage, {strbuf_cstr(&body), body.len, p.first}, SPLIT_NEXT, false, 0, 0, 0, 0};
+    struct splitter c = {x, stage, {strbuf_cstr(&body), body.len, p.lead}, SPLIT_NEXT, false, 0, 0, 0, 0};
     if (rc == 0)
         rc = m->split ? split_string(&c, m->replacement) : emit(&c, 0, body.len);
     strbuf_release(&body);
@@ -306,11 +306,14 @@ static int byte_level_pieces(struct encoder *x, size_t stage, struct piece p)
             if (ends[k] == done)
                 continue;
             strbuf_clear(&word);
-            for (size_t i = done; i < ends[k]; i++)
+            size_t lead = 0;
+            for (size_t i = done; i < ends[k]; i++) {
                 byte_level_char((unsigned char)p.s[i], &word);
+                lead = i < p.lead ? word.len : lead;
+            }
             rc = text_check_buffer(&word, x->e);
             if (rc == 0)
-                rc = text_run_pre(x, stage + 1, strbuf_cstr(&word), word.len, p.first && done == 0);
+                rc = text_run_pre(x, stage + 1, strbuf_cstr(&word), word.len, lead);
             done = ends[k];
         }
     }
@@ -328,6 +331,7 @@ static int run_byte_level(struct encoder *x, size_t stage, struct piece p)
         rc = text_check_buffer(&spaced, x->e);
         p.s = strbuf_cstr(&spaced);
         p.n = spaced.len;
+        p.lead += p.lead ? 1 : 0;
     }
     if (rc == 0)
         rc = stage + 1 == x->t->n_pre ? byte_level_words(x, &x->t->pre[stage], p)
@@ -379,9 +383,9 @@ static int run_bert(struct encoder *x, size_t stage, struct piece p)
         if (!space && !punctuation)
             continue;
         if (i > done)
-            rc = text_run_pre(x, stage + 1, p.s + done, i - done, p.first && done == 0);
+            rc = text_run_pre(x, stage + 1, p.s + done, i - done, text_lead(p.lead, done, i));
         if (rc == 0 && punctuation)
-            rc = text_run_pre(x, stage + 1, p.s + i, len, p.first && i == 0);
+            rc = text_run_pre(x, stage + 1, p.s + i, len, text_lead(p.lead, i, i + len));
         done = i + len;
     }
     return rc;
@@ -456,13 +460,13 @@ void text_add_cut(struct tokenizer *t, uint32_t piece_chars, uint32_t run_chars)
     t->pre[t->n_pre++] = (struct pre_stage){.type = &cut, .piece_chars = piece_chars, .run_chars = run_chars};
 }
 
-int text_run_pre(struct encoder *x, size_t stage, const char *s, size_t n, bool first)
+int text_run_pre(struct encoder *x, size_t stage, const char *s, size_t n, size_t lead)
 {
     if (n == 0)
         return ERR_OK;
     if (stage == x->t->n_pre)
         return text_encode_word(x, s, n, false);
-    return x->t->pre[stage].type->run(x, stage, (struct piece){s, n, first});
+    return x->t->pre[stage].type->run(x, stage, (struct piece){s, n, lead});
 }
 
 bool text_pre_is_byte_level(const struct pre_stage *s)

@@ -20,7 +20,7 @@
 #define WINDOW        512 /* starting positions of one call, so that the clock is looked at between */
 #define SECONDS       5   /* for any text, ... */
 #define SECONDS_PER_M 5   /* ... and more for each mebibyte */
-#define LOOK_EVERY    256 /* matches between two looks at the clock */
+#define LOOK_EVERY    256 /* matches and starting positions between two looks at the clock */
 
 struct regex {
     pcre2_code *code;
@@ -164,16 +164,20 @@ int regex_next(const struct regex *r, struct regex_match **match, const char *s,
     struct regex_match *m = *match;
     f->found = false;
     while (f->at <= n) {
-        if (++m->count % LOOK_EVERY == 0 && now() > m->deadline)
+        if (++m->count >= LOOK_EVERY) {
+            m->count = 0;
+            if (now() <= m->deadline)
+                continue;
             return err_set(e, ERR_LIMIT, "the regular expression %s takes too long on this text", r->text);
+        }
         int rc = run(r, m, s, n, f->at);
         if (rc == PCRE2_ERROR_NOMATCH) {
+            m->count += n - f->at < WINDOW ? (unsigned)(n - f->at) : WINDOW;
             if (n - f->at <= WINDOW)
                 break;
             f->at += WINDOW;
             while (f->at < n && ((unsigned char)s[f->at] & 0xC0) == 0x80)
                 f->at++;
-            m->count |= LOOK_EVERY - 1; /* a window is long: look */
             continue;
         }
         if (rc < 0)
@@ -184,6 +188,7 @@ int regex_next(const struct regex *r, struct regex_match **match, const char *s,
         size_t start = v[0], end = v[1];
         if (start > end || end < f->at) /* a lookbehind may not move the start here: \K is refused */
             BUG("a match from %zu to %zu", start, end);
+        m->count += start > f->at ? (unsigned)(start - f->at) : 0;
         if (start == end && f->any && f->last == end) { /* not empty behind the last one */
             f->at = next_character(s, n, f->at);
             continue;

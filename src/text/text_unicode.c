@@ -35,6 +35,11 @@ bool char_is_number(uint32_t c)
     return k >= UTF8PROC_CATEGORY_ND && k <= UTF8PROC_CATEGORY_NO;
 }
 
+bool char_is_decimal(uint32_t c)
+{
+    return category(c) == UTF8PROC_CATEGORY_ND;
+}
+
 bool char_is_mark(uint32_t c)
 {
     utf8proc_category_t k = category(c);

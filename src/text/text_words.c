@@ -147,13 +147,12 @@ static int search(const struct tokenizer *t, struct best *best, const char *s, s
                 *to = (struct best){score, id, (uint32_t)at};
             single = single || k + 1 == at + len;
         }
-        if (single)
-            continue;
-        if (t->unk_id < 0)
-            return unknown(t, NULL, e);
         struct best *to = &best[at + len];
-        if (to->from == UINT32_MAX || w->unk_score + here > to->score)
-            *to = (struct best){w->unk_score + here, t->unk_id, (uint32_t)at};
+        if (single || (to->from != UINT32_MAX && w->unk_score + here <= to->score))
+            continue;
+        if (t->unk_id < 0) /* only where it would be taken: longer tokens may cover the character */
+            return unknown(t, NULL, e);
+        *to = (struct best){w->unk_score + here, t->unk_id, (uint32_t)at};
     }
     return ERR_OK;
 }

@@ -99,12 +99,12 @@ static int read_added(struct tokenizer *t, const struct json *v, struct added *a
         return err_set(e, ERR_LIMIT, "tokenizer.json: added token %llu has %zu bytes, more than %d",
                        (unsigned long long)id, a->content.n, TEXT_MAX_ADDED);
     a->id = (int32_t)id;
-    json_bool(json_get(v, "special"), &a->special);
-    json_bool(json_get(v, "lstrip"), &a->lstrip);
-    json_bool(json_get(v, "rstrip"), &a->rstrip);
-    json_bool(json_get(v, "single_word"), &a->single_word);
-    a->normalized = !a->special;
-    json_bool(json_get(v, "normalized"), &a->normalized);
+    if (!text_read_flag(v, "special", false, &a->special) ||
+        !text_read_flag(v, "lstrip", false, &a->lstrip) || !text_read_flag(v, "rstrip", false, &a->rstrip) ||
+        !text_read_flag(v, "single_word", false, &a->single_word) ||
+        !text_read_flag(v, "normalized", !a->special, &a->normalized))
+        return err_set(e, ERR_FORMAT, "tokenizer.json: added token %.60s has a flag that is no boolean",
+                       a->content.s);
     if (strmap_get(&t->map, a->content.s, a->content.n, &in_vocab) && in_vocab != id)
         return err_set(e, ERR_FORMAT,
                        "tokenizer.json: added token %.60s has the id %llu, in the vocabulary %u",
@@ -112,17 +112,62 @@ static int read_added(struct tokenizer *t, const struct json *v, struct added *a
     return text_set_token(t, (uint32_t)id, a->content, TOKEN_ADDED | (a->special ? TOKEN_SPECIAL : 0), e);
 }
 
+/* The reference implementation counts on from the vocabulary and does not look at the ids of the file: where
+ * they are others, one of the two gives ids that the model was not trained with. */
+static int check_added_id(const struct tokenizer *t, size_t i, int32_t *last, struct err *e)
+{
+    const struct added *a = &t->added[i];
+    uint32_t in_vocab, n = t->n_vocab, next = *last >= 0 && (uint32_t)*last >= n ? (uint32_t)*last + 1 : n;
+    bool known = a->content.n == 0 || strmap_get(&t->map, a->content.s, a->content.n, &in_vocab);
+    for (size_t k = 0; k < i && !known && (uint32_t)a->id != next; k++)
+        known = t->added[k].id == a->id; /* the same token once more: text_set_token compares */
+    if (!known && (uint32_t)a->id != next)
+        return err_set(e, ERR_UNSUPPORTED,
+                       "tokenizer.json: added token %.60s has the id %d, the next one is %u: the reference "
+                       "implementation would take that",
+                       a->content.s, a->id, next);
+    *last = a->id > *last ? a->id : *last;
+    return ERR_OK;
+}
+
 static int read_all_added(struct tokenizer *t, const struct json *list, struct err *e)
 {
+    int32_t last = -1;
     t->n_added = list ? list->n : 0;
     t->added = arena_alloc_n(&t->arena, t->n_added, sizeof *t->added);
     if (t->added == NULL)
         return err_set(e, ERR_NOMEM, "out of memory for the added tokens");
     for (size_t i = 0; i < t->n_added; i++) {
         int rc = read_added(t, json_at(list, i), &t->added[i], e);
+        if (rc == 0)
+            rc = check_added_id(t, i, &last, e);
         if (rc)
             return rc;
     }
+    return ERR_OK;
+}
+
+/* Finds a by its key from now on. Versions of the reference implementation disagree on which of two is taken.
+ */
+static int add_key(struct tokenizer *t, int32_t index, struct span key, struct err *e)
+{
+    const struct added *a = &t->added[index];
+    struct trie *trie = a->normalized ? &t->normalized : &t->raw;
+    size_t len = 0;
+    if (key.n > 4 * TEXT_MAX_ADDED)
+        return err_set(e, ERR_LIMIT, "tokenizer.json: added token %.60s is too long after normalization",
+                       a->content.s);
+    if (key.n == 0 && a->content.n > 0)
+        return err_set(e, ERR_UNSUPPORTED,
+                       "tokenizer.json: nothing is left of added token %.60s behind the normalizers",
+                       a->content.s);
+    int32_t other = trie_longest(trie, key.s, key.n, &len);
+    if (other >= 0 && len == key.n && t->added[other].id != a->id)
+        return err_set(e, ERR_UNSUPPORTED,
+                       "tokenizer.json: added tokens %.60s and %.60s are the same behind the normalizers",
+                       t->added[other].content.s, a->content.s);
+    if (key.n > 0 && trie_add(trie, key, index))
+        return err_set(e, ERR_NOMEM, "out of memory for the added tokens");
     return ERR_OK;
 }
 
@@ -137,17 +182,14 @@ int text_build_tries(struct tokenizer *t, struct err *e)
         if (t->added[i].single_word && t->word == NULL)
             rc = regex_compile(&t->word, word, strlen(word), REGEX_RUST, "added_tokens", e);
     for (size_t i = 0; i < t->n_added && rc == 0; i++) {
-        const struct added *a = &t->added[i];
-        struct span key = a->content;
-        if (a->normalized) {
-            rc = text_normalize(t, &match, key.s, key.n, &text, &spare, e);
+        struct span key = t->added[i].content;
+        if (t->added[i].normalized) {
+            size_t lead = 0;
+            rc = text_normalize(t, &match, key.s, key.n, &lead, &text, &spare, e);
             key = (struct span){strbuf_cstr(&text), text.len};
         }
-        if (rc == 0 && key.n > 4 * TEXT_MAX_ADDED)
-            rc = err_set(e, ERR_LIMIT, "tokenizer.json: added token %.60s is too long after normalization",
-                         a->content.s);
-        if (rc == 0 && key.n > 0 && trie_add(a->normalized ? &t->normalized : &t->raw, key, (int32_t)i))
-            rc = err_set(e, ERR_NOMEM, "out of memory for the added tokens");
+        if (rc == 0)
+            rc = add_key(t, (int32_t)i, key, e);
     }
     regex_match_free(match);
     strbuf_release(&text);

@@ -113,8 +113,7 @@ static void test_table(void **state)
         if (k == 1) { /* Keys' cubic with a = -0.75, a quarter and three off; the sole row lies between two */
             static const float across[] = {-0.10546875f, 0.87890625f, 0.26171875f, -0.03515625f};
             const struct image_grid wide = {1, 1, 8};
-            struct image_rows w;
-            assert_int_equal(image_tower_rows(&tower, &wide, 1, &arena, &w, &e), 0);
+            const struct image_rows w = laid(state, &tower, &wide, 1);
             for (int32_t j = 0; j < 16; j++) { /* the second of eight places on four, so 0.25 */
                 static const float down[] = {-0.09375f, 0.59375f, 0.59375f, -0.09375f};
                 assert_float_equal(w.table_weights[16 + j], down[j / 4] * across[j % 4], 0);

@@ -501,6 +501,13 @@ static void refuses_by_name(void **state)
         {NULL, NULL, ",{\"id\":18446744073709551615,\"content\":\"zzz\"}", ERR_LIMIT, "id"},
         {NULL, NULL, ",{\"id\":-1,\"content\":\"zzz\"}", ERR_FORMAT, "id"},
         {NULL, NULL, ",7", ERR_FORMAT, "added token"},
+        {NULL, NULL, ",{\"id\":300,\"content\":\"zz\",\"lstrip\":\"yes\"}", ERR_FORMAT, "no boolean"},
+        {NULL, NULL, ",{\"id\":301,\"content\":\"zz\"}", ERR_UNSUPPORTED, "the next one is 300"},
+        {",\"normalizer\":{\"type\":\"Lowercase\"}", NULL,
+         ",{\"id\":300,\"content\":\"ZZ\"},{\"id\":301,\"content\":\"Zz\"}", ERR_UNSUPPORTED, "are the same"},
+        {",\"normalizer\":{\"type\":\"Replace\",\"pattern\":{\"String\":\"!\"},\"content\":\"\"}", NULL,
+         ",{\"id\":300,\"content\":\"!!\"}", ERR_UNSUPPORTED, "nothing is left"},
+        {",\"normalizer\":{\"type\":\"Prepend\",\"prepend\":\"\"}", NULL, NULL, ERR_FORMAT, "prepend"},
     };
     for (size_t i = 0; i < ARRAY_LEN(cases); i++)
         refuses(&(struct tiny_options){.replace = cases[i].replace,
@@ -570,6 +577,24 @@ static void hostile_patterns_end(void **state)
         ids_release(&ids);
     }
     strbuf_release(&text);
+}
+
+/* The vocabulary goes through the decoders when it is opened: all of it, not each token, has so much time. */
+static void patterns_of_decoders_end(void **state)
+{
+    (void)state;
+    struct strbuf added = STRBUF_INIT;
+    for (int i = 0; i < 60; i++) {
+        strbuf_printf(&added, ",{\"id\":%d,\"content\":\"%d", TINY_VOCAB + i, i);
+        for (int k = 0; k < 480; k++)
+            strbuf_putc(&added, 'a');
+        strbuf_puts(&added, "\",\"normalized\":false}");
+    }
+    refuses(&(struct tiny_options){.added = strbuf_cstr(&added),
+                                   .replace = ",\"decoder\":{\"type\":\"Replace\",\"content\":\"\","
+                                              "\"pattern\":{\"Regex\":\"(?:a|a){17}[bd]\"}}"},
+            ERR_LIMIT, "takes too long");
+    strbuf_release(&added);
 }
 
 /* A long run of one class, through a pattern whose compiled code needs a stack for it. */
@@ -834,6 +859,7 @@ int main(void)
         cmocka_unit_test(refuses_by_name),
         cmocka_unit_test(refuses_patterns),
         cmocka_unit_test(hostile_patterns_end),
+        cmocka_unit_test(patterns_of_decoders_end),
         cmocka_unit_test(long_runs_are_cut),
         cmocka_unit_test(suffix_decoding),
         cmocka_unit_test(tiktoken_files_are_checked),

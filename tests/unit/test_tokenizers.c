@@ -247,6 +247,53 @@ static void real_tokenizers(void **state)
     }
 }
 
+/* ---- stages that meet ---- */
+
+/* One text of a pipeline: [text, ids, what they decode to]. Prints a difference; returns whether there is
+ * none. */
+static bool same_as_recorded(const struct tokenizer *t, const struct json *row, const char *file)
+{
+    const struct json *text = json_at(row, 0), *told = json_at(row, 1), *back = json_at(row, 2);
+    struct strbuf s = STRBUF_INIT, decoded = STRBUF_INIT;
+    struct ids ids = {0};
+    strbuf_add(&s, text->as.string, text->n);
+    encode(t, &s, TOKENIZE_PARSE_SPECIAL | TOKENIZE_SPECIAL, &ids);
+    bool same = ids.n == told->n;
+    for (uint32_t i = 0; same && i < told->n; i++) {
+        int64_t id = -1;
+        same = json_i64(json_at(told, i), &id) && id == ids.data[i];
+    }
+    decode(t, &ids, &decoded);
+    same = same && decoded.len == back->n && memcmp(strbuf_cstr(&decoded), back->as.string, back->n) == 0;
+    if (!same)
+        print_message("\"%s\" differs, decoded to \"%s\", under\n%s\n", strbuf_cstr(&s),
+                      strbuf_cstr(&decoded), file);
+    strbuf_release(&s);
+    strbuf_release(&decoded);
+    ids_release(&ids);
+    return same;
+}
+
+static void pipelines(void **state)
+{
+    struct fixture *f = *state;
+    const struct json *list = parse_file(&f->a, DIR "/pipelines.json");
+    unsigned bad = 0;
+    assert_true(list->n >= 40);
+    for (uint32_t i = 0; i < list->n; i++) {
+        const struct json *file = json_get(json_at(list, i), "file"),
+                          *texts = json_get(json_at(list, i), "texts");
+        struct tokenizer *t = NULL;
+        struct err e = {0};
+        if (tokenizer_open(&t, file->as.string, file->n, NULL, &e))
+            fail_msg("%s: %s", file->as.string, e.message);
+        for (uint32_t k = 0; k < texts->n; k++)
+            bad += !same_as_recorded(t, json_at(texts, k), file->as.string);
+        tokenizer_close(t);
+    }
+    assert_int_equal(bad, 0);
+}
+
 /* ---- published vectors ---- */
 
 /* llama.cpp's texts and ids for a vocabulary; NULL where the material has no tokenizer of it. */
@@ -477,9 +524,13 @@ static void stages(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_text_is_the_same), cmocka_unit_test(stages),
-        cmocka_unit_test(small_tokenizers),     cmocka_unit_test(long_texts_are_cut),
-        cmocka_unit_test(real_tokenizers),      cmocka_unit_test(published_vectors),
+        cmocka_unit_test(the_text_is_the_same),
+        cmocka_unit_test(stages),
+        cmocka_unit_test(small_tokenizers),
+        cmocka_unit_test(long_texts_are_cut),
+        cmocka_unit_test(real_tokenizers),
+        cmocka_unit_test(published_vectors),
+        cmocka_unit_test(pipelines),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }
