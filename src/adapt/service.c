@@ -157,6 +157,11 @@ static const char *wait_ready(struct job *j, const char *port_file, const char *
                         bound ? "GET /health did not answer 200" : "bound no port", log_tail(j, log));
 }
 
+uint64_t service_patience_ns(uint64_t model_bytes)
+{
+    return READY_NS + model_bytes / LOAD_RATE * UINT64_C(1000000000);
+}
+
 int service_start(struct job *j, double *seconds, struct err *e)
 {
     struct arguments a = {.arena = j->arena};
@@ -176,7 +181,7 @@ int service_start(struct job *j, double *seconds, struct err *e)
         finding_add(j->f, FINDING_S001, "service", "%s", why.message);
         return ERR_OK;
     }
-    uint64_t patience = READY_NS + (j->ckpt ? j->ckpt->total_bytes / LOAD_RATE : 0) * UINT64_C(1000000000);
+    const uint64_t patience = service_patience_ns(j->ckpt ? j->ckpt->total_bytes : 0);
     const char *failure = wait_ready(j, port_file, log, begin + patience);
     *seconds = (double)(clock_ns() - begin) / 1e9;
     j->service_ready = failure == NULL;

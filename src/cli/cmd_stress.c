@@ -7,7 +7,9 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "adapt/adapt.h"
 #include "base/file.h"
+#include "base/mem.h"
 #include "base/process.h"
 #include "base/thread.h"
 #include "cli/cli.h"
@@ -89,10 +91,27 @@ static bool is_ready(const struct child *c)
     return ready;
 }
 
-/* It listens before its engine has computed a first token, and refuses requests until then. */
-static int wait_until_ready(struct child *c, struct arena *arena, struct err *e)
+/* Of all files beside each other in a directory: what is loaded is less. */
+static uint64_t bytes_in(const char *dir, struct arena *arena)
 {
-    for (uint64_t end = clock_ns() + UINT64_C(120000000000); clock_ns() < end; clock_sleep_ns(20000000)) {
+    uint64_t sum = 0;
+    char **names = NULL;
+    size_t n = 0;
+    struct file_info info;
+    if (dir_list(dir, arena, &names, &n, NULL) != ERR_OK)
+        return 0;
+    for (size_t i = 0; i < n; i++) {
+        const char *path = path_join(arena, dir, names[i]);
+        if (path && file_stat(path, &info, NULL) == ERR_OK && info.is_file)
+            sum = sat_add(sum, info.bytes);
+    }
+    return sum;
+}
+
+/* It listens before its engine has computed a first token, and refuses requests until then. */
+static int wait_until_ready(struct child *c, uint64_t patience_ns, struct arena *arena, struct err *e)
+{
+    for (const uint64_t begin = clock_ns(); clock_ns() - begin < patience_ns; clock_sleep_ns(20000000)) {
         char *text = NULL;
         size_t n = 0;
         if (!c->url[0] && file_read(c->port_file, 32, arena, &text, &n, NULL) == ERR_OK && n > 1)
@@ -109,7 +128,8 @@ static int wait_until_ready(struct child *c, struct arena *arena, struct err *e)
                            text ? text : "");
         }
     }
-    return err_set(e, ERR_TIMEOUT, "the service was not ready within 120 s");
+    return err_set(e, ERR_TIMEOUT, "the service was not ready within %" PRIu64 " s",
+                   patience_ns / UINT64_C(1000000000));
 }
 
 static int start_child(struct child *c, struct common *common, struct arena *arena, struct err *e)
@@ -147,7 +167,8 @@ static int start_child(struct child *c, struct common *common, struct arena *are
             argv[n++] = extra[i][1];
         }
     rc = process_start(&c->process, argv, c->log_file, e);
-    return rc == ERR_OK ? wait_until_ready(c, arena, e) : rc;
+    return rc == ERR_OK ? wait_until_ready(c, service_patience_ns(bytes_in(common->model, arena)), arena, e)
+                        : rc;
 }
 
 static void stop_child(struct child *c)

@@ -140,7 +140,8 @@ int engine_step(struct engine *x, const struct step_plan *plan, size_t plan_byte
     int rc = step_plan_validate(plan, plan_bytes, &x->limits, e);
     if (rc)
         return rc;
-    clock_sleep_ns(x->step_ns);
+    for (const uint64_t begin = clock_ns(); clock_ns() - begin < x->step_ns;)
+        clock_sleep_ns(x->step_ns < 1000000 ? x->step_ns : 1000000); /* a step ends when step_ns is lowered */
     x->steps++;
     if (x->refuse_steps > 0 && x->refuse_steps--)
         return err_set(e, ERR_DEVICE, "the device is on fire");

@@ -386,17 +386,24 @@ static void test_to_hold(void **state)
     assert_int_equal(job_to_hold(&j), 1100);
 }
 
+/* A terabyte from a slow disk takes hours; a small model has two minutes for all else. */
+static void test_patience(void **state)
+{
+    (void)state;
+    assert_int_equal(service_patience_ns(0), UINT64_C(120) * 1000000000);
+    assert_int_equal(service_patience_ns(UINT64_C(1000000000000)), UINT64_C(20120) * 1000000000);
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_options),
-        cmocka_unit_test(test_empty_model),
-        cmocka_unit_test(test_directory_of_somebody_else),
-        cmocka_unit_test(test_keys),
-        cmocka_unit_test(test_store_and_load),
-        cmocka_unit_test(test_hostile_stored_stage),
-        cmocka_unit_test(test_text_shape),
-        cmocka_unit_test(test_to_hold),
-    };
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_options),
+                                       cmocka_unit_test(test_empty_model),
+                                       cmocka_unit_test(test_directory_of_somebody_else),
+                                       cmocka_unit_test(test_keys),
+                                       cmocka_unit_test(test_store_and_load),
+                                       cmocka_unit_test(test_hostile_stored_stage),
+                                       cmocka_unit_test(test_text_shape),
+                                       cmocka_unit_test(test_to_hold),
+                                       cmocka_unit_test(test_patience)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
