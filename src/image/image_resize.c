@@ -28,6 +28,7 @@ static double filter_bilinear(double x)
     return x < 1.0 ? 1.0 - x : 0.0;
 }
 
+/* With Pillow's constants, which are float32. */
 static double filter_hamming(double x)
 {
     x = fabs(x);
@@ -36,7 +37,7 @@ static double filter_hamming(double x)
     if (x >= 1.0)
         return 0.0;
     x *= M_PI;
-    return sin(x) / x * (0.54 + 0.46 * cos(x));
+    return sin(x) / x * (0.54f + 0.46f * cos(x));
 }
 
 /* Keys' cubic with a = -0.5; OpenCV and the plain interpolation of PyTorch take -0.75. */
