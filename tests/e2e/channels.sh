@@ -148,6 +148,7 @@ unseen() {
     kill "$pid" 2> /dev/null
 }
 unseen blind "not checked: nothing tells what the service makes of pictures.*the service told no log-probabilities"
+unseen partly "not checked: of 1 of 4 conversations alone log-probabilities tell what the service makes of pictures"
 unseen silent "not checked: nothing tells what the service makes of pictures.*the service told neither counts nor log-probabilities"
 # One that takes pictures and never answers: it is waited for once.
 before hanging
