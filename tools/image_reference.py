@@ -14,7 +14,11 @@ import struct
 import sys
 import zlib
 
+import PIL
 from PIL import Image, ImageOps
+
+if not (12, 2) <= tuple(map(int, PIL.__version__.split(".")[:2])) < (13, 0):
+    sys.exit(f"Pillow 12.2 or 12.3 is needed, this is {PIL.__version__}: others resize some pictures otherwise")
 
 
 def pixels(width, height, channels, seed):
