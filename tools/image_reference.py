@@ -14,7 +14,11 @@ import struct
 import sys
 import zlib
 
+import PIL
 from PIL import Image, ImageOps
+
+if not (12, 2) <= tuple(map(int, PIL.__version__.split(".")[:2])) < (13, 0):
+    sys.exit(f"Pillow 12.2 or 12.3 is needed, this is {PIL.__version__}: others resize some pictures otherwise")
 
 
 def pixels(width, height, channels, seed):
@@ -109,10 +113,11 @@ def resize(out):
     sizes = [(37, 23, 37, 23), (37, 23, 74, 46), (37, 23, 14, 14), (37, 23, 37, 9), (37, 23, 5, 23), (1, 64, 28, 28), (64, 1, 3, 3), (1, 1, 16, 16),
              (97, 89, 56, 56), (89, 97, 113, 101), (640, 3, 56, 28), (3, 640, 1, 1), (200, 150, 224, 168), (255, 256, 28, 29), (31, 17, 336, 336)]
     names = ["NEAREST", "BOX", "BILINEAR", "HAMMING", "BICUBIC", "LANCZOS"]
-    for name in names:
-        for seed, (w, h, to_w, to_h) in enumerate(sizes):
-            got = picture("RGB", w, h, seed).resize((to_w, to_h), Image.Resampling[name])
-            print(name.lower(), seed, w, h, to_w, to_h, hashlib.sha256(got.tobytes()).hexdigest(), sep="\t", file=out)
+    cases = [(name, seed, *four) for name in names for seed, four in enumerate(sizes)]
+    cases.append(("HAMMING", 64, 179, 266, 64, 80))  # one byte tells float32 constants from float64 ones
+    for name, seed, w, h, to_w, to_h in cases:
+        got = picture("RGB", w, h, seed).resize((to_w, to_h), Image.Resampling[name])
+        print(name.lower(), seed, w, h, to_w, to_h, hashlib.sha256(got.tobytes()).hexdigest(), sep="\t", file=out)
 
 
 def judge(directory, out):

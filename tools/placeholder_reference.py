@@ -7,7 +7,7 @@ One small tokenizer (bytes, a few merges, the special tokens of all families) an
 case: a model of tests/parity/tiny, the directory of its processor, messages whose pictures are only sizes, the ids as pairs of an id and
 how often it comes. Kimi-K3 is not in transformers: its block is written out here from the release's description.
 
-Needs transformers 5.24, torch, torchvision and Pillow below 13 (PyPI); offline, when the tests' data is to be made anew.
+Needs transformers 5.24, torch, torchvision and Pillow 12.2 or 12.3 (PyPI); offline, when the tests' data is to be made anew.
 """
 import json
 import os

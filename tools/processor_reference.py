@@ -9,7 +9,7 @@ placeholders, SHA-256 of the float32 values, then five values as hexadecimal flo
 NAME starts with the processor's rule (see CASES). Kimi's own releases are not in transformers: their arithmetic is written
 out here from the releases' description (Pillow, then (x / 255 - mean) / std).
 
-Needs transformers 5.24, torch, torchvision and Pillow below 13 (PyPI); offline, when the tests' data is to be made anew.
+Needs transformers 5.24, torch, torchvision and Pillow 12.2 or 12.3 (PyPI); offline, when the tests' data is to be made anew.
 """
 import hashlib
 import io

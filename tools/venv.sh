@@ -6,7 +6,7 @@ venv=${DAY0_VENV:-$HOME/.cache/day0-venv}
 [ "${1:-}" != --print ] || { echo "$venv"; exit 0; }
 case "${1:-}" in
 clients) wanted="openai" modules="openai" ;;
-torch) wanted="torch torchvision transformers safetensors tokenizers numpy jinja2 pillow<13" modules="torch torchvision transformers safetensors tokenizers numpy jinja2 PIL" ;;
+torch) wanted="torch torchvision transformers safetensors tokenizers numpy jinja2 pillow>=12.2,<13" modules="torch torchvision transformers safetensors tokenizers numpy jinja2 PIL" ;;
 *) echo "usage: venv.sh --print | clients | torch" >&2; exit 2 ;;
 esac
 command -v python3 > /dev/null || { echo "python3 is not installed" >&2; exit 77; }

@@ -122,8 +122,9 @@ struct judged {
     bool counts_alone; /* as_if has the counts of tokens; its log-probabilities do not fit, or there are none
                         */
     bool by_logprobs;  /* else by counts alone */
-    size_t n_counts, n_logprobs; /* of the service's that were compared */
-    enum channel_change as_if;   /* CHANNEL_CHANGES: none */
+    size_t n_counts;   /* of the service's that were compared */
+    size_t n_held;     /* conversations of which log-probabilities were */
+    enum channel_change as_if; /* CHANNEL_CHANGES: none */
     bool wrong;
     double intact, best; /* mean |difference| of log-probabilities; NAN: not computed */
     char words[500];

@@ -372,7 +372,7 @@ static void image_row(struct image_channel *x)
     struct job *j = x->c->j;
     const bool known = x->known.known && x->known.known == x->known.right,
                equal = x->referenced && x->reference_equal;
-    char what[420], of_reference[80] = "";
+    char what[420], of_reference[80] = "", told[96] = "nothing tells";
     int n = snprintf(what, sizeof(what), "%zu of %zu checks of itself", x->self_passed, x->self_n);
     if (x->served.ran)
         n += snprintf(what + n, sizeof(what) - (size_t)n, "; %zu of %zu conversations answered; %.200s",
@@ -380,6 +380,9 @@ static void image_row(struct image_channel *x)
     if (x->known.known)
         snprintf(what + n, sizeof(what) - (size_t)n, "; %zu of %zu known answers", x->known.right,
                  x->known.known);
+    if (x->served.n_held)
+        snprintf(told, sizeof(told), "of %zu of %zu conversations alone log-probabilities tell",
+                 x->served.n_held, x->cases);
     if (equal)
         snprintf(of_reference, sizeof(of_reference), "%zu steps equal the reference's; ", x->steps_equal);
     if (job_errors(j, ROW_IMAGE))
@@ -392,11 +395,11 @@ static void image_row(struct image_channel *x)
     else if (x->answered < x->cases)
         job_row(j, ROW_IMAGE, ROW_NOT_CHECKED, "not checked: %zu of %zu conversations were not answered; %s",
                 x->cases - x->answered, x->cases, x->first_unanswered);
-    else if (known || (equal && x->served.n_logprobs))
+    else if (known || (equal && x->served.n_held == x->cases))
         job_row(j, ROW_IMAGE, ROW_PASSED, "%s%s", of_reference, what);
     else if (equal) /* of the directory, and of the service it says nothing */
-        job_row(j, ROW_IMAGE, ROW_NOT_CHECKED,
-                "not checked: nothing tells what the service makes of pictures; %s%s", of_reference, what);
+        job_row(j, ROW_IMAGE, ROW_NOT_CHECKED, "not checked: %s what the service makes of pictures; %s%s",
+                told, of_reference, what);
     else if (x->self_n == 0)
         job_row(j, ROW_IMAGE, ROW_NOT_CHECKED, "not checked: %s; %s",
                 x->c->blind ? x->c->blind : "nothing was computed", what);

@@ -22,6 +22,7 @@ struct fit {
     bool counts;  /* of tokens are the service's */
     double sum;   /* of |differences| of log-probabilities */
     size_t n;     /* log-probabilities */
+    size_t held;  /* conversations that have some */
     size_t n_counts;
 };
 
@@ -80,8 +81,10 @@ static int fit_change(struct channels *c, const struct conversation *list, const
             f->counts &= made.n == seen[i].prompt_tokens;
             f->n_counts++;
         }
+        const size_t before = f->n;
         if (rc == ERR_OK && by_logprobs && seen[i].n)
             rc = add_distance(c, &made, &seen[i], &scratch, f, &why);
+        f->held += f->n > before;
         if (rc == ERR_MISSING) { /* known only when the text is computed: no sections */
             rc = ERR_OK;
             touched = false;
@@ -218,7 +221,7 @@ int served_judge(struct channels *c, const struct conversation *list, const stru
     out->ran = true;
     out->intact = mean(&intact);
     out->n_counts = intact.n_counts;
-    out->n_logprobs = intact.n;
+    out->n_held = intact.held;
     if (suspicious(&intact)) {
         job_progress(c->j, STAGE_CHANNELS, "which known mistake explains what the service gives");
         rc = best_change(c, list, seen, n, image, base, &intact, out, e);

@@ -97,9 +97,10 @@ enum image_rule {
     IMAGE_PAN,     /* the whole picture, then perhaps crops along its longer side: Gemma-3 */
 };
 
-struct image_size {             /* 0: not said */
-    uint64_t height, width;     /* pixels */
-    uint64_t shortest, longest; /* pixels of a side; of IMAGE_SMART: of the area */
+struct image_size {                 /* 0: not said */
+    uint64_t height, width;         /* pixels */
+    uint64_t shortest, longest;     /* pixels of a side; of IMAGE_SMART: of the area */
+    uint64_t max_height, max_width; /* the aspect is kept within them; of IMAGE_NAVIT: patches */
 };
 
 #define IMAGE_MAX_PINPOINTS 64

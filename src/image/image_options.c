@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * From the JSON of a model directory to a `struct image_processor`: which processor it names, its keys in old
- * and new spellings, what the processor class and config.json add. Owns nothing. Refuses what it does not
- * know by name: a key that nobody reads is a picture that differs in silence.
+ * From the JSON of a model directory to a `struct image_processor`: which processor it names, its keys
+ * (image_keys.c), what the processor class and config.json add. Owns nothing. Refuses processors that it does
+ * not know, and values that would make no picture.
  *
  * Source of names, defaults and precedence: transformers 5.24, image_processing_*.py and processing_*.py; of
  * the Kimi keys: the releases' own media_proc_cfg.
@@ -10,38 +10,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "image/image.h"
-
-enum key_type { BOOL, F64, TRIPLE, FILTER, SIZE, SIDE, U32, U64, PINPOINTS, BACKGROUND, STAGE, SAME, DEAD };
-
-enum background { BACKGROUND_NONE, BACKGROUND_WHITE, BACKGROUND_OTHER };
-
-/* What keys are read into before it is put together. */
-struct options {
-    bool do_resize, do_crop, do_rescale, do_normalise, do_pad, do_tiles, after_resize;
-    double factor, mean[3], std[3], pan_min_ratio;
-    enum image_filter filter;
-    struct image_size size, crop, max_tile, area; /* area: pixels, wins over size (Qwen) */
-    uint32_t patch, frames, merge, max_side_patches, pan_min_crop, pan_max_crops, tile_tokens;
-    uint64_t max_patches, min_tiles;
-    uint32_t n_pinpoints, pinpoints[IMAGE_MAX_PINPOINTS][2]; /* the count lies before its list */
-    enum background background;
-};
-
-static const struct key {
-    const char *name;
-    enum key_type type;
-    size_t at;        /* in struct options */
-    const char *same; /* SAME: the value that is understood */
-} keys[] = {
-#define KEY(name, type, field) {name, type, offsetof(struct options, field), NULL},
-#define SAME(name, value)      {name, SAME, 0, value},
-#define DEAD(name)             {name, DEAD, 0, NULL},
-#include "image/image_keys.def"
-#undef KEY
-#undef SAME
-#undef DEAD
-};
+#include "image/image_options.h"
 
 #define CLIP_MEAN_STD                                                                                        \
     {0.48145466, 0.4578275, 0.40821073},                                                                     \
@@ -74,205 +43,6 @@ static const struct kind {
 #undef SIZE
 };
 
-static int wrong(struct err *e, const char *key, const char *what)
-{
-    return err_set(e, ERR_FORMAT, "image processor: \"%s\" is not %s", key, what);
-}
-
-static bool whole(const struct json *v, uint64_t most, uint64_t *out)
-{
-    double d;
-    if (json_u64(v, out))
-        return *out <= most;
-    if (!v || v->type != JSON_DOUBLE || !json_f64(v, &d) || d < 0 || d > (double)most || d != floor(d))
-        return false;
-    *out = (uint64_t)d;
-    return true;
-}
-
-/* A number, {"height", "width"} or [height, width] of equal sides, or {"longest_edge"}. */
-static bool side_of(const struct json *v, uint32_t *out)
-{
-    uint64_t a, b;
-    if (v && v->type == JSON_OBJECT && json_get(v, "longest_edge"))
-        v = json_get(v, "longest_edge");
-    if (v && v->type == JSON_OBJECT) {
-        if (!whole(json_get(v, "height"), UINT32_MAX, &a) || !whole(json_get(v, "width"), UINT32_MAX, &b) ||
-            a != b)
-            return false;
-    } else if (v && v->type == JSON_ARRAY && v->n == 2) {
-        if (!whole(json_at(v, 0), UINT32_MAX, &a) || !whole(json_at(v, 1), UINT32_MAX, &b) || a != b)
-            return false;
-    } else if (!whole(v, UINT32_MAX, &a)) {
-        return false;
-    }
-    *out = (uint32_t)a;
-    return true;
-}
-
-static int read_size(const char *key, const struct json *v, struct image_size *out, struct err *e)
-{
-    struct image_size s = {0};
-    uint64_t n;
-    if (v->type == JSON_OBJECT) {
-        for (uint32_t i = 0; i < v->n; i++) {
-            const struct json_member *m = &v->as.members[i];
-            static const struct {
-                const char *name;
-                size_t at;
-            } parts[] = {
-                {"height", offsetof(struct image_size, height)},
-                {"width", offsetof(struct image_size, width)},
-                {"max_height", offsetof(struct image_size, height)}, /* of Kimi: patches */
-                {"max_width", offsetof(struct image_size, width)},
-                {"shortest_edge", offsetof(struct image_size, shortest)},
-                {"longest_edge", offsetof(struct image_size, longest)},
-                {"min_pixels", offsetof(struct image_size, shortest)}, /* of Qwen before 5.0 */
-                {"max_pixels", offsetof(struct image_size, longest)},
-            };
-            size_t p = 0;
-            while (p < ARRAY_LEN(parts) && strcmp(parts[p].name, m->key) != 0)
-                p++;
-            if (m->value.type == JSON_NULL)
-                continue;
-            if (p == ARRAY_LEN(parts))
-                return err_set(e, ERR_UNSUPPORTED,
-                               "image processor: \"%s\" has a part \"%s\" that is not known", key, m->key);
-            if (!whole(&m->value, UINT64_C(1) << 40, (uint64_t *)((char *)&s + parts[p].at)))
-                return wrong(e, key, "made of numbers of pixels");
-        }
-    } else if (v->type == JSON_ARRAY && v->n == 2) {
-        if (!whole(json_at(v, 0), UINT32_MAX, &s.height) || !whole(json_at(v, 1), UINT32_MAX, &s.width))
-            return wrong(e, key, "made of numbers of pixels");
-    } else if (whole(v, UINT32_MAX, &n)) { /* old spelling; what a bare number means is up to the processor */
-        s = (struct image_size){n, n, n, 0};
-    } else {
-        return wrong(e, key, "a size");
-    }
-    *out = s;
-    return ERR_OK;
-}
-
-static int read_triple(const char *key, const struct json *v, double *out, struct err *e)
-{
-    for (size_t c = 0; c < 3; c++) {
-        const struct json *one = v->type == JSON_ARRAY ? json_at(v, c) : v;
-        if ((v->type == JSON_ARRAY && v->n != 3) || !json_f64(one, &out[c]) || !isfinite(out[c]) ||
-            fabs(out[c]) > 1e6)
-            return wrong(e, key, "a number or three");
-    }
-    return ERR_OK;
-}
-
-static int read_pinpoints(const char *key, const struct json *v, struct options *o, struct err *e)
-{
-    if (v->type != JSON_ARRAY || !v->n)
-        return wrong(e, key, "a list of sizes");
-    if (v->n > IMAGE_MAX_PINPOINTS)
-        return err_set(e, ERR_LIMIT, "image processor: more than %d \"%s\"", IMAGE_MAX_PINPOINTS, key);
-    for (uint32_t i = 0; i < v->n; i++)
-        for (uint32_t j = 0; j < 2; j++) {
-            const struct json *pair = json_at(v, i);
-            uint64_t n;
-            if (pair->type != JSON_ARRAY || pair->n != 2 || !whole(json_at(pair, j), IMAGE_MAX_SIDE, &n) ||
-                !n)
-                return wrong(e, key, "a list of sizes");
-            o->pinpoints[i][j] = (uint32_t)n;
-        }
-    o->n_pinpoints = v->n;
-    return ERR_OK;
-}
-
-static int read_filter(const char *key, const struct json *v, enum image_filter *out, struct err *e)
-{
-    /* Pillow's numbers */
-    static const enum image_filter by_code[] = {IMAGE_NEAREST, IMAGE_LANCZOS, IMAGE_BILINEAR,
-                                                IMAGE_BICUBIC, IMAGE_BOX,     IMAGE_HAMMING};
-    const char *word = json_string(v);
-    uint64_t code;
-    for (int f = 0; word && f < IMAGE_N_FILTERS; f++)
-        if (strcmp(word, image_filter_name((enum image_filter)f)) == 0) {
-            *out = (enum image_filter)f;
-            return ERR_OK;
-        }
-    if (!whole(v, ARRAY_LEN(by_code) - 1, &code))
-        return err_set(e, ERR_UNSUPPORTED, "image processor: \"%s\" is no filter that is known (0 to 5)",
-                       key);
-    *out = by_code[code];
-    return ERR_OK;
-}
-
-static int read_background(const struct json *v, enum background *out)
-{
-    const char *type = json_string(json_get(v, "type"));
-    *out = type && strcmp(type, "white") == 0 ? BACKGROUND_WHITE : BACKGROUND_OTHER;
-    return ERR_OK;
-}
-
-static int read_key(const struct key *k, const struct json *v, struct options *o, struct err *e)
-{
-    void *at = (char *)o + k->at;
-    uint64_t n;
-    switch (k->type) {
-    case BOOL:
-        return json_bool(v, at) ? ERR_OK : wrong(e, k->name, "true or false");
-    case F64:
-        return json_f64(v, at) && isfinite(*(double *)at) ? ERR_OK : wrong(e, k->name, "a number");
-    case U32:
-        if (!whole(v, UINT32_MAX, &n))
-            return wrong(e, k->name, "a whole number");
-        *(uint32_t *)at = (uint32_t)n;
-        return ERR_OK;
-    case U64:
-        return whole(v, UINT64_C(1) << 40, at) ? ERR_OK : wrong(e, k->name, "a whole number");
-    case TRIPLE:
-        return read_triple(k->name, v, at, e);
-    case FILTER:
-        return read_filter(k->name, v, at, e);
-    case SIZE:
-        return read_size(k->name, v, at, e);
-    case SIDE:
-        return side_of(v, at) ? ERR_OK : wrong(e, k->name, "one side, or two that are equal");
-    case PINPOINTS:
-        return read_pinpoints(k->name, v, o, e);
-    case BACKGROUND:
-        return read_background(v, at);
-    case STAGE:
-        *(bool *)at = json_string(v) && strcmp(json_string(v), "after_resize") == 0;
-        return ERR_OK;
-    case SAME:
-        return json_string(v) && strcmp(json_string(v), k->same) == 0
-                   ? ERR_OK
-                   : err_set(e, ERR_UNSUPPORTED, "image processor: \"%s\" other than \"%s\"", k->name,
-                             k->same);
-    case DEAD:
-        return ERR_OK;
-    }
-    BUG("key type %d", (int)k->type);
-}
-
-/* Keys in the order of the table, so that min_pixels wins over size wherever it stands in the file. */
-static int read_keys(const struct json *dict, struct options *o, struct err *e)
-{
-    for (uint32_t i = 0; i < dict->n; i++) {
-        const struct json_member *m = &dict->as.members[i];
-        size_t k = 0;
-        while (k < ARRAY_LEN(keys) && strcmp(keys[k].name, m->key) != 0)
-            k++;
-        if (k == ARRAY_LEN(keys) && m->value.type != JSON_NULL && strcmp(m->key, "media_proc_cfg") != 0)
-            return err_set(e, ERR_UNSUPPORTED,
-                           "image processor: key \"%s\" is not known, and may change what a model sees",
-                           m->key);
-    }
-    for (size_t k = 0; k < ARRAY_LEN(keys); k++) {
-        const struct json *v = json_get(dict, keys[k].name);
-        int rc = v && v->type != JSON_NULL ? read_key(&keys[k], v, o, e) : ERR_OK;
-        if (rc)
-            return rc;
-    }
-    return ERR_OK;
-}
-
 /* The table's line for a name, and the backend that a suffix asks for. */
 static const struct kind *kind_of(const char *name, enum image_backend *backend)
 {
@@ -298,17 +68,27 @@ static const char *name_of(const struct image_configs *c, const struct json *dic
     return name;
 }
 
-/* A number of processor_config.json, or of config.json, or a fallback. */
-static uint32_t number(const struct json *from, const char *key, uint32_t otherwise)
+/* What processor_config.json and config.json are asked for; the first value that is none is kept. */
+struct lookup {
+    int rc;
+    struct err *e;
+};
+
+/* A number of processor_config.json, or of config.json, or a fallback where it is not said. */
+static uint32_t number(struct lookup *l, const struct json *from, const char *key, uint32_t otherwise)
 {
-    uint32_t n;
-    return side_of(json_get(from, key), &n) ? n : otherwise;
+    const struct json *v = json_get(from, key);
+    uint32_t n = otherwise;
+    if (v && v->type != JSON_NULL && !image_side_of(v, &n) && !l->rc)
+        l->rc = image_key_wrong(l->e, key, "a number, or two that are equal");
+    return n;
 }
 
 /* (side / patch_size)^2 / shrink^2 of config.json; `otherwise` where that says nothing. */
-static uint32_t tokens_of_tile(const struct json *model, uint64_t side, double shrink, uint32_t otherwise)
+static uint32_t tokens_of_tile(struct lookup *l, const struct json *model, uint64_t side, double shrink,
+                               uint32_t otherwise)
 {
-    uint32_t patch = number(json_get(model, "vision_config"), "patch_size", 0);
+    uint32_t patch = number(l, json_get(model, "vision_config"), "patch_size", 0);
     if (!side || !patch || side > IMAGE_MAX_SIDE || !(shrink > 0) || shrink > 1e3)
         return otherwise;
     double n = (double)(side / patch) / shrink;
@@ -324,48 +104,54 @@ static bool own_layout(const struct image_processor *p)
     return strcmp(p->name, own_name) == 0;
 }
 
+enum { MAX_EXTRA = 256 }; /* tokens that a tower adds: a class, a few registers */
+
 /* How many placeholders stand for a picture (docs/images.md). */
-static void count_tokens(const struct image_configs *c, struct image_processor *p)
+static int count_tokens(const struct image_configs *c, struct image_processor *p, struct err *e)
 {
     const struct json *vision = json_get(c->model, "vision_config");
     const char *tower = json_string(json_get(vision, "model_type"));
     const char *strategy = json_string(json_get(c->processor, "vision_feature_select_strategy"));
-    const uint32_t side = number(vision, "image_size", 0);
+    struct lookup l = {.e = e};
     double shrink = 1;
+    uint32_t side, extra;
     if (!strategy)
         strategy = json_string(json_get(c->model, "vision_feature_select_strategy"));
     switch (p->rule) {
     case IMAGE_FIXED:
     case IMAGE_ANYRES:
         if (!strategy)
-            return;
-        p->tower_patch = number(c->processor, "patch_size", number(vision, "patch_size", 0));
-        p->tower_extra = tower && strncmp(tower, "clip", 4) == 0; /* the class token */
-        p->tower_extra =
-            (int)(number(c->processor, "num_additional_image_tokens", (uint32_t)p->tower_extra) & 0xFF);
-        p->tower_extra -= strcmp(strategy, "default") == 0;
+            return ERR_OK;
+        p->tower_patch = number(&l, c->processor, "patch_size", number(&l, vision, "patch_size", 0));
+        extra = tower && strncmp(tower, "clip", 4) == 0; /* the class token */
+        extra = number(&l, c->processor, "num_additional_image_tokens", extra);
+        if (extra > MAX_EXTRA)
+            return err_set(e, ERR_LIMIT, "image processor: %u additional tokens", extra);
+        p->tower_extra = (int)extra - (strcmp(strategy, "default") == 0);
         break;
     case IMAGE_PAN:
-        p->tile_tokens = p->tile_tokens ? p->tile_tokens : number(c->model, "mm_tokens_per_image", 256);
-        p->tile_tokens = number(c->processor, "image_seq_length", p->tile_tokens);
+        p->tile_tokens = p->tile_tokens ? p->tile_tokens : number(&l, c->model, "mm_tokens_per_image", 256);
+        p->tile_tokens = number(&l, c->processor, "image_seq_length", p->tile_tokens);
         break;
     case IMAGE_TILES:
         if (json_f64(json_get(c->model, "downsample_ratio"), &shrink) && shrink > 0)
             shrink = 1 / shrink;
-        p->tile_tokens = p->tile_tokens
-                             ? p->tile_tokens
-                             : tokens_of_tile(c->model, own_layout(p) ? p->size.height : side, shrink, 256);
-        p->tile_tokens = number(c->processor, "image_seq_length", p->tile_tokens);
+        side = own_layout(p) ? (uint32_t)p->size.height : number(&l, vision, "image_size", 0);
+        p->tile_tokens = p->tile_tokens ? p->tile_tokens : tokens_of_tile(&l, c->model, side, shrink, 256);
+        p->tile_tokens = number(&l, c->processor, "image_seq_length", p->tile_tokens);
         break;
     case IMAGE_SPLIT:
         json_f64(json_get(c->model, "scale_factor"), &shrink);
-        p->tile_tokens = number(c->processor, "image_seq_len", tokens_of_tile(c->model, side, shrink, 169));
+        side = number(&l, vision, "image_size", 0);
+        p->tile_tokens =
+            number(&l, c->processor, "image_seq_len", tokens_of_tile(&l, c->model, side, shrink, 169));
         break;
     case IMAGE_PIXTRAL:
     case IMAGE_SMART:
     case IMAGE_NAVIT:
         break; /* counted from the grid */
     }
+    return l.rc;
 }
 
 /* The values of a directory that says nothing. */
@@ -379,8 +165,9 @@ static void defaults(const struct kind *k, struct options *o)
         .do_tiles = k->rule == IMAGE_SPLIT,
         .factor = 1.0 / 255,
         .filter = k->filter,
+        .square = k->rule != IMAGE_FIXED && k->rule != IMAGE_ANYRES && k->rule != IMAGE_SMART,
         .size = k->size,
-        .crop = {k->crop, k->crop, 0, 0},
+        .crop = {.height = k->crop, .width = k->crop},
         .max_tile = {.longest = 364},
         .patch = k->rule == IMAGE_PIXTRAL ? 16 : 14,
         .frames = 2,
@@ -398,10 +185,10 @@ static void defaults(const struct kind *k, struct options *o)
     memcpy(o->std, k->std, sizeof o->std);
 }
 
-/* A bare number for a size means the shorter side or a square, as the rule has it. */
-static struct image_size settle(struct image_size s, enum image_rule rule, bool crop)
+/* A bare number for a size has been read as both sides and as the shorter one. */
+static struct image_size settle(struct image_size s, bool square)
 {
-    if (s.height && s.shortest && (rule == IMAGE_FIXED || rule == IMAGE_ANYRES) && !crop)
+    if (s.height && s.shortest && !square)
         s.height = s.width = 0;
     else if (s.height && s.shortest)
         s.shortest = 0;
@@ -409,9 +196,10 @@ static struct image_size settle(struct image_size s, enum image_rule rule, bool 
 }
 
 /* What the processor class, config.json and releases of their own add to the keys. */
-static void adapt(const struct image_configs *c, const struct json *dict, const struct options *o,
-                  struct image_processor *p)
+static int adapt(const struct image_configs *c, const struct json *dict, const struct options *o,
+                 struct image_processor *p, struct err *e)
 {
+    struct lookup l = {.e = e};
     const char *class = json_string(json_get(c->processor, "processor_class"));
     const char *model = json_string(json_get(c->model, "model_type"));
     const struct json *vision = json_get(c->model, "vision_config");
@@ -424,35 +212,38 @@ static void adapt(const struct image_configs *c, const struct json *dict, const 
     if (model && strcmp(model, own_name) == 0 && p->rule == IMAGE_FIXED) {
         /* What config.json does not say is as its configuration class has it. */
         bool tiles = false, thumbnail = false;
-        uint32_t side = number(c->model, "force_image_size", number(vision, "image_size", 448));
+        uint32_t side = number(&l, c->model, "force_image_size", number(&l, vision, "image_size", 448));
         json_bool(json_get(c->model, "dynamic_image_size"), &tiles);
         json_bool(json_get(c->model, "use_thumbnail"), &thumbnail);
         p->name = own_name;
         p->rule = IMAGE_TILES;
         p->filter = IMAGE_BICUBIC;
-        p->size = (struct image_size){side, side, 0, 0};
+        p->size = (struct image_size){.height = side, .width = side};
         p->do_crop = false;
         p->do_tiles = tiles;
         p->whole = thumbnail;
         p->pad_square = false;
         json_bool(json_get(c->model, "pad2square"), &p->pad_square); /* refused below */
-        p->min_tiles = number(c->model, "min_dynamic_patch", 1);
-        p->max_patches = number(c->model, "max_dynamic_patch", 6);
+        p->min_tiles = number(&l, c->model, "min_dynamic_patch", 1);
+        p->max_patches = number(&l, c->model, "max_dynamic_patch", 6);
     }
-    if (p->rule == IMAGE_PIXTRAL && number(c->processor, "patch_size", 0))
-        p->patch = number(c->processor, "patch_size", 0);
-    if (p->rule == IMAGE_PIXTRAL)
-        p->merge = number(c->processor, "spatial_merge_size", number(c->model, "spatial_merge_size", 1));
+    if (p->rule == IMAGE_PIXTRAL) {
+        uint32_t patch = number(&l, c->processor, "patch_size", 0);
+        p->patch = patch ? patch : p->patch;
+        p->merge =
+            number(&l, c->processor, "spatial_merge_size", number(&l, c->model, "spatial_merge_size", 1));
+    }
     if (p->rule == IMAGE_NAVIT) {
         p->frames = 1;
-        if (p->size.height)
-            p->max_side_patches = p->size.height > UINT32_MAX ? UINT32_MAX : (uint32_t)p->size.height;
+        if (p->size.max_height)
+            p->max_side_patches = p->size.max_height > UINT32_MAX ? UINT32_MAX : (uint32_t)p->size.max_height;
         p->alpha =
             o->background == BACKGROUND_WHITE && !o->after_resize ? IMAGE_ALPHA_WHITE : IMAGE_ALPHA_DROP;
         p->refuses_alpha = o->background == BACKGROUND_OTHER || (o->background && o->after_resize);
     }
     if (p->rule == IMAGE_SPLIT)
         p->alpha = IMAGE_ALPHA_WHITE;
+    return l.rc;
 }
 
 /* What would not be a picture, whatever its size. */
@@ -469,6 +260,12 @@ static int check(const struct image_processor *p, struct err *e)
         p->filter != IMAGE_LANCZOS)
         return err_set(e, ERR_UNSUPPORTED, "image processor: the filter %s as torchvision does it",
                        image_filter_name(p->filter));
+    if (p->do_crop && p->rule == IMAGE_PIXTRAL)
+        return err_set(e, ERR_UNSUPPORTED, "image processor: \"do_center_crop\" with %s", p->name);
+    if (p->rule == IMAGE_NAVIT &&
+        (p->size.height || p->size.shortest || p->size.longest || p->size.max_height != p->size.max_width))
+        return err_set(e, ERR_UNSUPPORTED,
+                       "image processor: a \"size\" other than max_height and max_width that are equal");
     if (p->pad_square && p->rule == IMAGE_TILES)
         return err_set(e, ERR_UNSUPPORTED, "image processor: \"pad2square\" of config.json is true");
     if (p->rule == IMAGE_TILES &&
@@ -500,8 +297,8 @@ static void assemble(const struct kind *k, const struct options *o, struct image
         .do_tiles = o->do_tiles,
         .whole = true,
         .factor = o->factor,
-        .size = settle(o->size, k->rule, false),
-        .crop = settle(o->crop, k->rule, true),
+        .size = settle(o->size, o->square),
+        .crop = settle(o->crop, true),
         .max_tile = o->max_tile,
         .patch = o->patch,
         .merge = o->merge,
@@ -542,21 +339,21 @@ int image_processor_open(const struct image_configs *c, const enum image_backend
     const struct json *media = json_get(dict, "media_proc_cfg");
     struct options o;
     defaults(k, &o);
-    int rc = read_keys(dict, &o, e);
+    int rc = image_read_keys(dict, k->rule, &o, e);
     if (rc == ERR_OK && media && media->type == JSON_OBJECT) {
         const struct json *fixed = json_get(media, "fixed_output_tokens");
         if (fixed && fixed->type != JSON_NULL)
             return err_set(e, ERR_UNSUPPORTED, "image processor: \"fixed_output_tokens\"");
-        rc = read_keys(media, &o, e);
+        rc = image_read_keys(media, k->rule, &o, e);
     }
     if (rc)
         return rc;
     struct image_processor p;
     assemble(k, &o, &p);
-    adapt(c, dict, &o, &p);
+    if ((rc = adapt(c, dict, &o, &p, e)))
+        return rc;
     p.backend = backend ? *backend : media || own_layout(&p) ? IMAGE_PILLOW : chosen;
-    count_tokens(c, &p);
-    if ((rc = check(&p, e)))
+    if ((rc = count_tokens(c, &p, e)) || (rc = check(&p, e)))
         return rc;
     *out = p;
     return ERR_OK;

@@ -53,6 +53,14 @@ static void shortest_edge(const struct image_size *size, uint32_t w, uint32_t h,
     *to_h = w < h ? longer : to_int(edge);
 }
 
+/* get_image_size_for_max_height_width */
+static void within(const struct image_size *size, uint32_t w, uint32_t h, uint32_t *to_w, uint32_t *to_h)
+{
+    double scale = fmin((double)size->max_height / h, (double)size->max_width / w);
+    *to_w = to_int(w * scale);
+    *to_h = to_int(h * scale);
+}
+
 static int plan_fixed(const struct image_processor *p, struct image_plan *s, struct err *e)
 {
     uint32_t w = s->width, h = s->height;
@@ -63,6 +71,8 @@ static int plan_fixed(const struct image_processor *p, struct image_plan *s, str
     if (p->do_resize) {
         if (p->size.shortest)
             shortest_edge(&p->size, w, h, &w, &h);
+        else if (p->size.max_height && p->size.max_width)
+            within(&p->size, w, h, &w, &h);
         else if (p->size.height && p->size.width)
             w = side(p->size.width), h = side(p->size.height);
         else
@@ -137,9 +147,7 @@ static const uint32_t *best_canvas(const struct image_processor *p, double w, do
 /* LLaVA-NeXT: get_image_patches */
 static int plan_anyres(const struct image_processor *p, struct image_plan *s, struct err *e)
 {
-    uint64_t tile = p->do_crop && p->crop.height ? p->crop.height
-                    : p->size.height             ? p->size.height
-                                                 : p->size.shortest;
+    uint64_t tile = p->crop.height ? p->crop.height : p->size.height ? p->size.height : p->size.shortest;
     uint64_t view = p->size.height ? p->size.height : p->size.shortest;
     double w = s->width, h = s->height;
     const uint32_t *to = best_canvas(p, w, h);
@@ -217,10 +225,10 @@ static void longest_edge(double most, double *w, double *h)
 /* resize, resize_for_vision_encoder, split_images */
 static int plan_split(const struct image_processor *p, struct image_plan *s, struct err *e)
 {
-    double w = s->width, h = s->height,
-           tile = (double)(p->max_tile.longest ? p->max_tile.longest : p->max_tile.height);
+    double w = s->width, h = s->height, tile = (double)p->max_tile.longest;
     if (!(tile >= 1 && tile <= IMAGE_MAX_SIDE))
-        return err_set(e, ERR_UNSUPPORTED, "image processor: a \"max_image_size\" of %g", tile);
+        return err_set(e, ERR_UNSUPPORTED, "image processor: a \"max_image_size\" whose longest_edge is %g",
+                       tile);
     if (p->size.longest) {
         longest_edge((double)p->size.longest, &w, &h);
     } else if (p->size.height && p->size.width) {

@@ -19,6 +19,7 @@ struct picture {
 
 static void fill_table(const struct image_processor *p, float table[CHANNELS][LEVELS])
 {
+    const bool inverse = p->rule == IMAGE_NAVIT && p->backend == IMAGE_PILLOW;
     for (int c = 0; c < CHANNELS; c++) {
         float mean = (float)p->mean[c], std = (float)p->std[c], factor = (float)p->factor;
         if (p->backend == IMAGE_TORCHVISION && p->do_rescale) {
@@ -31,7 +32,9 @@ static void fill_table(const struct image_processor *p, float table[CHANNELS][LE
                 x = (float)((double)i * p->factor);
             else if (p->do_rescale && !p->do_normalise)
                 x *= factor;
-            table[c][i] = p->do_normalise ? (x - mean) / std : x;
+            if (p->do_normalise) /* Kimi's own code takes the inverse first */
+                x = inverse ? (x - mean) * (1 / std) : (x - mean) / std;
+            table[c][i] = x;
         }
     }
 }

@@ -28,6 +28,7 @@ static double filter_bilinear(double x)
     return x < 1.0 ? 1.0 - x : 0.0;
 }
 
+/* With Pillow's constants, which are float32. */
 static double filter_hamming(double x)
 {
     x = fabs(x);
@@ -36,7 +37,7 @@ static double filter_hamming(double x)
     if (x >= 1.0)
         return 0.0;
     x *= M_PI;
-    return sin(x) / x * (0.54 + 0.46 * cos(x));
+    return sin(x) / x * (0.54f + 0.46f * cos(x));
 }
 
 /* Keys' cubic with a = -0.5; OpenCV and the plain interpolation of PyTorch take -0.75. */
@@ -205,24 +206,33 @@ static void nearest(const uint8_t *from, uint32_t in_w, uint32_t in_h, uint8_t *
     }
 }
 
+/* One resize: the picture before and behind it, and how. */
+struct resample {
+    const uint8_t *rgb; /* [in_h, in_w, 3] */
+    uint8_t *out;       /* [h, w, 3] */
+    uint32_t in_w, in_h, w, h;
+    const struct filter *filter;
+    enum image_backend backend;
+    bool columns_first;
+};
+
 /* Both axes by a filter with weights. middle: scratch, where both change. */
-static int filtered(const struct filter *f, enum image_backend backend, const uint8_t *rgb, uint32_t in_w,
-                    uint32_t in_h, uint32_t w, uint32_t h, bool columns_first, uint8_t *middle, int32_t *sums,
-                    uint8_t *out, struct err *e)
+static int filtered(const struct resample *r, uint8_t *middle, int32_t *sums, struct err *e)
 {
+    const bool across = r->w != r->in_w, down = r->h != r->in_h;
     struct taps x = {0}, y = {0};
-    int rc = w != in_w ? taps_make(&x, f, backend, in_w, w, e) : ERR_OK;
-    if (rc == ERR_OK && h != in_h)
-        rc = taps_make(&y, f, backend, in_h, h, e);
-    if (rc == ERR_OK && columns_first) {
-        along_columns(&y, rgb, h, (size_t)in_w * CHANNELS, sums, w != in_w ? middle : out);
-        if (w != in_w)
-            along_rows(&x, middle, h, in_w, w, out);
+    int rc = across ? taps_make(&x, r->filter, r->backend, r->in_w, r->w, e) : ERR_OK;
+    if (rc == ERR_OK && down)
+        rc = taps_make(&y, r->filter, r->backend, r->in_h, r->h, e);
+    if (rc == ERR_OK && r->columns_first) {
+        along_columns(&y, r->rgb, r->h, (size_t)r->in_w * CHANNELS, sums, across ? middle : r->out);
+        if (across)
+            along_rows(&x, middle, r->h, r->in_w, r->w, r->out);
     } else if (rc == ERR_OK) {
-        if (w != in_w)
-            along_rows(&x, rgb, in_h, in_w, w, h != in_h ? middle : out);
-        if (h != in_h)
-            along_columns(&y, w != in_w ? middle : rgb, h, (size_t)w * CHANNELS, sums, out);
+        if (across)
+            along_rows(&x, r->rgb, r->in_h, r->in_w, r->w, down ? middle : r->out);
+        if (down)
+            along_columns(&y, across ? middle : r->rgb, r->h, (size_t)r->w * CHANNELS, sums, r->out);
     }
     taps_release(&x);
     taps_release(&y);
@@ -233,24 +243,33 @@ int image_resample(const uint8_t *rgb, uint32_t in_w, uint32_t in_h, enum image_
                    enum image_backend backend, uint32_t w, uint32_t h, struct arena *arena, uint8_t **out,
                    struct err *e)
 {
-    const struct filter *f = &filters[filter];
-    const bool columns_first = backend == IMAGE_PILLOW && in_h > TALL * (uint64_t)in_w && h < in_h;
+    struct resample r = {.rgb = rgb,
+                         .in_w = in_w,
+                         .in_h = in_h,
+                         .w = w,
+                         .h = h,
+                         .filter = &filters[filter],
+                         .backend = backend,
+                         .columns_first =
+                             backend == IMAGE_PILLOW && in_h > TALL * (uint64_t)in_w && h < in_h};
+    const uint32_t middle_w = r.columns_first ? in_w : w, middle_h = r.columns_first ? h : in_h;
+    const bool weighted = r.filter->weight != NULL, both = w != in_w && h != in_h;
     uint64_t pixels, between;
     if (!in_w || !in_h || !w || !h || !mul_u64((uint64_t)w * CHANNELS, h, &pixels) ||
-        !mul_u64((uint64_t)(columns_first ? in_w : w) * CHANNELS, columns_first ? h : in_h, &between))
+        !mul_u64((uint64_t)middle_w * CHANNELS, middle_h, &between))
         return err_set(e, ERR_INVALID, "resizing %u x %u pixels to %u x %u", in_w, in_h, w, h);
-    *out = arena_alloc(arena, pixels);
-    uint8_t *middle = w != in_w && h != in_h && f->weight ? malloc(between) : NULL;
-    int32_t *sums = malloc((size_t)(columns_first ? in_w : w) * CHANNELS * sizeof *sums);
-    int rc = *out && sums && (middle || w == in_w || h == in_h || !f->weight)
+    *out = r.out = arena_alloc(arena, pixels);
+    uint8_t *middle = both && weighted ? malloc(between) : NULL;
+    int32_t *sums = malloc((size_t)middle_w * CHANNELS * sizeof *sums);
+    int rc = r.out && sums && (middle || !both || !weighted)
                  ? ERR_OK
                  : err_set(e, ERR_NOMEM, "out of memory for a picture of %u x %u", w, h);
-    if (rc == ERR_OK && !f->weight)
-        nearest(rgb, in_w, in_h, *out, w, h);
+    if (rc == ERR_OK && !weighted)
+        nearest(rgb, in_w, in_h, r.out, w, h);
     else if (rc == ERR_OK && w == in_w && h == in_h)
-        memcpy(*out, rgb, pixels);
+        memcpy(r.out, rgb, pixels);
     else if (rc == ERR_OK)
-        rc = filtered(f, backend, rgb, in_w, in_h, w, h, columns_first, middle, sums, *out, e);
+        rc = filtered(&r, middle, sums, e);
     free(middle);
     free(sums);
     return rc;

@@ -16,7 +16,8 @@ int channel_recorded_picture(void *ctx, const char *where, struct arena *arena, 
     int64_t i;
     (void)arena;
     if (!str_to_i64(where, &i) || i < 0 || (uint64_t)i >= r->n_pictures)
-        return err_set(e, ERR_MISSING, "the reference has no picture %s", where);
+        return err_set(e, ERR_MISSING, "%s: messages take picture %s, counted from 0, and the file holds %zu",
+                       r->path, where, r->n_pictures);
     *bytes = r->pictures[i].bytes;
     *n = r->pictures[i].n;
     return ERR_OK;
@@ -45,9 +46,12 @@ int channel_recorded_messages(const struct reference *r, struct arena *arena, co
     struct strbuf text = STRBUF_INIT;
     struct json_writer w;
     size_t picture = 0;
-    int rc = json_parse(r->messages, strlen(r->messages), NULL, arena, &messages, e);
-    if (rc == 0 && messages->type != JSON_ARRAY)
-        rc = err_set(e, ERR_FORMAT, "its messages are no array");
+    struct err why = {0};
+    int rc = json_parse(r->messages, strlen(r->messages), NULL, arena, &messages, &why);
+    if (rc)
+        rc = err_set(e, rc, "%s: messages: %s", r->path, why.message);
+    else if (messages->type != JSON_ARRAY)
+        rc = err_set(e, ERR_FORMAT, "%s: messages are no array", r->path);
     json_writer_init(&w, &text, false);
     json_begin_array(&w);
     for (size_t i = 0; rc == 0 && i < messages->n; i++) {

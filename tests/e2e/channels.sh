@@ -71,6 +71,17 @@ recording() {
 recording bgr I004 pixels 'equal here if it is as if red and blue were swapped'
 recording swapped I007 'order of pictures' "as if the pictures stood in each other's place: picture 1 stands where the reference has picture 0"
 
+# ---- recordings that contradict themselves: no finding, since nothing is known of the model; the file is named, and what is wrong with it
+# contradicts STATUS FAULT WORDS
+contradicts() {
+    python3 "$here/channels_model.py" "record-$2" "$reference" "$scratch/recording.safetensors" || not_ok "a recording with $2 is made"
+    run "$1" "a recording with $2" "$day0" adapt "$model" --picture-reference "$scratch/recording.safetensors" --out "$report" --requests 1
+    says "a recording with $2: it is said" "recording.safetensors: $3" "$scratch/err"
+}
+contradicts 2 fewer 'messages take picture 2, counted from 0, and the file holds 2'
+contradicts 1 object 'messages are no array'
+contradicts 1 cut 'messages: line 1'
+
 # ---- faults of a server, by what it answers
 # server FAULT IDS ROW WORDS : examined with the intact directory
 server() {
@@ -148,6 +159,7 @@ unseen() {
     kill "$pid" 2> /dev/null
 }
 unseen blind "not checked: nothing tells what the service makes of pictures.*the service told no log-probabilities"
+unseen partly "not checked: of 1 of 4 conversations alone log-probabilities tell what the service makes of pictures"
 unseen silent "not checked: nothing tells what the service makes of pictures.*the service told neither counts nor log-probabilities"
 # One that takes pictures and never answers: it is waited for once.
 before hanging

@@ -8,6 +8,9 @@
                                              config.json does not say which token they are), no-system, bos-twice, sections (of M-RoPE); first-row (of a LLaVA: the first row of each picture is left out)
     channels_model.py record-bgr IN OUT      a recording by somebody who swaps red and blue: the pictures in the file are swapped back
     channels_model.py record-swapped IN OUT  one by somebody who swaps two pictures
+    channels_model.py record-fewer IN OUT    one whose messages take more pictures than the file holds
+    channels_model.py record-object IN OUT   one whose messages are no array
+    channels_model.py record-cut IN OUT      one whose messages are no JSON
 """
 import json
 import os
@@ -213,9 +216,16 @@ def record(fault, source, out):
         head, data = json.loads(f.read(n)), f.read()
     names = sorted((k for k in head if k != "__metadata__"), key=lambda k: head[k]["data_offsets"])
     tensors = {k: data[slice(*head[k]["data_offsets"])] for k in names}
+    told = head["__metadata__"]
+    if fault == "record-fewer":
+        told["messages"] = told["messages"].replace('{"type": "text", "text": "and"}', '{"type": "image"}')
+    elif fault == "record-object":
+        told["messages"] = "{}"
+    elif fault == "record-cut":
+        told["messages"] = told["messages"][:20]
     if fault == "record-bgr":
         tensors.update({k: bgr(tensors[k]) for k in names if k.startswith("picture.")})
-    else:
+    elif fault == "record-swapped":
         tensors["picture.0"], tensors["picture.1"] = tensors["picture.1"], tensors["picture.0"]
     at = 0
     for k in names:

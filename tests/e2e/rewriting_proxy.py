@@ -4,6 +4,7 @@
 
     rewriting_proxy.py PORT_FILE UPSTREAM_URL FAULT     fault: none, bgr (red and blue of PNGs), swapped (pictures), fewer (one prompt token a picture is not counted),
                                                         blind (pictures are one grey, and no log-probabilities are told of them), silent (and no usage),
+                                                        partly (blind but for conversations that are a picture alone),
                                                         hanging (requests with pictures are not answered, and counted in PORT_FILE.hung)
 """
 import base64
@@ -20,7 +21,7 @@ from channels_model import bgr, grey
 UPSTREAM, FAULT = sys.argv[2], sys.argv[3]
 
 
-SPOILT = {"bgr": bgr, "blind": grey, "silent": grey}
+SPOILT = {"bgr": bgr, "blind": grey, "silent": grey, "partly": grey}
 
 
 def images(body):
@@ -31,8 +32,14 @@ def images(body):
                     yield part["image_url"]
 
 
+def alone(body):
+    return [part["type"] for m in body["messages"] for part in m["content"]] == ["image_url"]
+
+
 def spoil_request(body):
     found = list(images(body))
+    if FAULT == "partly" and found and alone(body):
+        return 0
     if FAULT == "swapped":
         urls = [p["url"] for p in found][::-1]
         for p, url in zip(found, urls):
@@ -49,7 +56,7 @@ def spoil_answer(out, n):
     if FAULT == "fewer":
         answer["usage"]["prompt_tokens"] -= n
         answer["usage"]["total_tokens"] -= n
-    if FAULT in ("blind", "silent"):
+    if FAULT in ("blind", "silent", "partly"):
         answer["choices"][0]["logprobs"] = None
     if FAULT == "silent":
         del answer["usage"]

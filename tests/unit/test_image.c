@@ -520,7 +520,7 @@ static void test_resize(void **state)
         n++;
     }
     fclose(f);
-    assert_int_equal(n, 90);
+    assert_int_equal(n, 91);
     uint8_t pixel[3] = {0}, *out;
     assert_int_equal(image_resize(pixel, 1, 1, IMAGE_BOX, 0, 1, NULL, &out, NULL), ERR_INVALID);
 }

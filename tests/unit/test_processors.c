@@ -185,7 +185,7 @@ static void test_recorded(void **state)
         }
     closedir(d);
     print_message("%d processors, %d pictures, %d wrong\n", names, lines, wrong);
-    assert_true(names >= 19 && lines >= 900);
+    assert_true(names >= 23 && lines >= 1200);
     assert_int_equal(wrong, 0);
 }
 
@@ -240,6 +240,22 @@ static void test_refused(void **state)
          ERR_LIMIT},
         {"{\"image_processor_type\": \"LlavaNextImageProcessor\", \"image_grid_pinpoints\": [[0, 1]]}",
          "\"image_grid_pinpoints\"", ERR_FORMAT},
+        {"{" QWEN ", \"min_pixels\": 0}", "\"min_pixels\"", ERR_FORMAT},
+        {"{" QWEN ", \"resample\": null}", "\"resample\" is null", ERR_UNSUPPORTED},
+        {"{\"image_processor_type\": \"CLIPImageProcessor\", \"size\": {\"min_pixels\": 9, \"max_pixels\": "
+         "99}}",
+         "\"min_pixels\"", ERR_UNSUPPORTED},
+        {"{\"image_processor_type\": \"CLIPImageProcessor\", \"size\": {\"height\": 9, \"width\": 9, "
+         "\"shortest_edge\": 9}}",
+         "more than one way", ERR_UNSUPPORTED},
+        {"{\"image_processor_type\": \"PixtralImageProcessor\", \"do_center_crop\": true}",
+         "\"do_center_crop\"", ERR_UNSUPPORTED},
+        {"{\"image_processor_type\": \"Kimi_K25ImageProcessor\", \"size\": {\"max_height\": 9, "
+         "\"max_width\": "
+         "8}}",
+         "max_height and max_width", ERR_UNSUPPORTED},
+        {"{\"image_processor_type\": \"Kimi_K25ImageProcessor\", \"size\": {\"height\": 9, \"width\": 9}}",
+         "max_height and max_width", ERR_UNSUPPORTED},
     };
     struct image_processor p;
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
@@ -254,6 +270,79 @@ static void test_refused(void **state)
         open_text(CLIP, NULL, "{\"model_type\": \"internvl_chat\", \"pad2square\": true}", NULL, &p, &e),
         ERR_UNSUPPORTED);
     assert_non_null(strstr(e.message, "\"pad2square\""));
+    /* numbers that stand outside the processor's own file: another type is no reason to take the default */
+    const char *llava = "{\"vision_feature_select_strategy\": \"default\", \"patch_size\": %s, "
+                        "\"num_additional_image_tokens\": %s}";
+    char text[200];
+    snprintf(text, sizeof text, llava, "14", "256");
+    assert_int_equal(open_text(CLIP, text, NULL, NULL, &p, &e), ERR_OK);
+    assert_int_equal(p.tower_extra, 255);
+    snprintf(text, sizeof text, llava, "14", "257");
+    assert_int_equal(open_text(CLIP, text, NULL, NULL, &p, &e), ERR_LIMIT);
+    snprintf(text, sizeof text, llava, "\"14\"", "1");
+    assert_int_equal(open_text(CLIP, text, NULL, NULL, &p, &e), ERR_FORMAT);
+    assert_non_null(strstr(e.message, "\"patch_size\""));
+    assert_int_equal(open_text(CLIP, NULL,
+                               "{\"model_type\": \"internvl_chat\", \"force_image_size\": [448, 224]}", NULL,
+                               &p, &e),
+                     ERR_FORMAT);
+    assert_non_null(strstr(e.message, "\"force_image_size\""));
+}
+
+static int plan_text(const char *pre, uint32_t w, uint32_t h, struct image_plan *s, struct err *e)
+{
+    struct image_processor p;
+    int rc = open_text(pre, NULL, NULL, NULL, &p, e);
+    return rc ? rc : image_plan(&p, w, h, NULL, s, e);
+}
+
+/* The same thing has other names with other processors, and those change nothing; sizes in spellings that a
+ * processor has no rule for are refused, not read as another one. */
+static void test_foreign_keys(void **state)
+{
+    (void)state;
+    struct image_processor p;
+    struct image_plan s;
+    struct err e = {0};
+#define OCR "{\"image_processor_type\": \"GotOcr2ImageProcessor\""
+    assert_int_equal(
+        plan_text(OCR ", \"do_pan_and_scan\": true, \"do_image_splitting\": true}", 900, 300, &s, &e), 0);
+    assert_int_equal(s.n_tiles, 1);
+    assert_int_equal(plan_text(OCR ", \"crop_to_patches\": true, \"in_patch_limit\": 2}", 900, 300, &s, &e),
+                     0);
+    assert_int_equal(s.n_tiles, 4);
+    assert_int_equal(plan_text(OCR ", \"crop_to_patches\": true, \"max_patches\": 2}", 900, 300, &s, &e), 0);
+    assert_int_equal(s.n_tiles, 3);
+    assert_int_equal(plan_text(OCR ", \"size\": {\"max_height\": 9, \"max_width\": 9}}", 90, 30, &s, &e),
+                     ERR_UNSUPPORTED);
+#undef OCR
+    assert_int_equal(
+        open_text("{" QWEN ", \"image_seq_length\": 7, \"merge_kernel_size\": 3}", NULL, NULL, NULL, &p, &e),
+        0);
+    assert_int_equal(p.tile_tokens, 0);
+    assert_int_equal(p.merge, 2);
+    assert_int_equal(
+        plan_text("{\"image_processor_type\": \"Idefics3ImageProcessor\", \"max_image_size\": 364}", 90, 30,
+                  &s, &e),
+        ERR_UNSUPPORTED);
+    /* tiles are of crop_size, though none is cropped */
+    const char *next =
+        "{\"image_processor_type\": \"LlavaNextImageProcessor\", \"size\": 32, \"crop_size\": %d, "
+        "\"do_center_crop\": false, \"image_grid_pinpoints\": [[64, 64]]}";
+    char text[200];
+    snprintf(text, sizeof text, next, 16);
+    assert_int_equal(plan_text(text, 90, 30, &s, &e), ERR_UNSUPPORTED);
+    snprintf(text, sizeof text, next, 32);
+    assert_int_equal(plan_text(text, 90, 30, &s, &e), ERR_OK);
+    /* before a resize white is laid behind; after it, or whenever else, that is not done here */
+    const char *white = "{\"media_proc_cfg\": {\"transparent_bg_config\": {\"type\": \"white\"}, "
+                        "\"transparent_bg_fill_stage\": \"%s\"}}";
+    snprintf(text, sizeof text, white, "before_resize");
+    assert_int_equal(open_text(text, NULL, NULL, NULL, &p, &e), ERR_OK);
+    assert_true(p.alpha == IMAGE_ALPHA_WHITE && !p.refuses_alpha);
+    snprintf(text, sizeof text, white, "somewhere");
+    assert_int_equal(open_text(text, NULL, NULL, NULL, &p, &e), ERR_OK);
+    assert_true(p.refuses_alpha);
 }
 
 /* Where a rule changes its mind: Python's round(), by which 12.5 is 12; sides that are just 200 to 1; a
@@ -624,7 +713,7 @@ int main(void)
         cmocka_unit_test(test_refused),           cmocka_unit_test(test_spellings),
         cmocka_unit_test(test_backend_and_alpha), cmocka_unit_test(test_limits),
         cmocka_unit_test(test_fingerprints),      cmocka_unit_test(test_pixel_file),
-        cmocka_unit_test(test_released),
+        cmocka_unit_test(test_released),          cmocka_unit_test(test_foreign_keys),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
