@@ -34,6 +34,7 @@ static const char *const files[] = {"tokenizer.json",
                                     "chat_template.jinja",
                                     "tiktoken.model",
                                     "chat_template.json",
+                                    "special_tokens_map.json",
                                     "additional_chat_templates/tool_use.jinja",
                                     "additional_chat_templates/rag.jinja",
                                     "additional_chat_templates"};
@@ -379,6 +380,39 @@ static void templates_of_a_directory(void **state)
     close_front(f);
 }
 
+/* A file that may hold a template is no reason for a plain rendering because nobody can read it. */
+static void damaged_template_files(void **state)
+{
+    (void)state;
+    struct fixture *f = open_front(NULL, "{\"chat_template\":\"config\"}", NULL);
+    struct strbuf text = STRBUF_INIT;
+    struct err e = {0};
+    add_file(f, "chat_template.json", "{\"chat_template\":\"proc");
+    open_it(f);
+    assert_true(f->front->has_template);
+    assert_false(f->front->template_works);
+    struct prompt_chat c = user_says(f, "a");
+    assert_int_equal(prompt_chat(f->front, &c, &text, NULL, &e), ERR_UNSUPPORTED);
+    assert_int_equal(text.len, 0);
+    strbuf_release(&text);
+    close_front(f);
+}
+
+/* A token that two files name has the name of the first, and keeps no other from being known. */
+static void tokens_by_name(void **state)
+{
+    (void)state;
+    struct fixture *f =
+        open_front(NULL, "{\"extra_special_tokens\":{\"image_token\":\"<i>\"},\"bos_token\":\"<s>\"}",
+                   "{{ bos_token }}{{ image_token }}{{ eos_token }}");
+    add_file(f, "special_tokens_map.json",
+             "{\"image_token\":\"<j>\",\"bos_token\":\"<t>\",\"eos_token\":{\"content\":\"</s>\"}}");
+    open_it(f);
+    struct prompt_chat c = user_says(f, "a");
+    chat_is(f, &c, "<s><i></s>", NULL);
+    close_front(f);
+}
+
 static void arguments_are_objects(void **state)
 {
     (void)state;
@@ -555,6 +589,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(one_bos),
+        cmocka_unit_test(damaged_template_files),
+        cmocka_unit_test(tokens_by_name),
         cmocka_unit_test(stop_ids_are_a_union),
         cmocka_unit_test(plain_messages),
         cmocka_unit_test(templates_are_rendered),
