@@ -122,6 +122,9 @@ int service_start(
     struct job *j, double *seconds,
     struct err *e); /* ERR_OK also when it did not get ready: then service_ready is false and S001 says why */
 void service_stop(struct job *j);
+/* The server of --service URL. One that answers 503 is loading and is waited for as long as for one answer;
+ * service_ready and S001 as above. */
+void service_find(struct job *j, double *seconds);
 
 /* ---- resume */
 /* Hex key of a stage's inputs, chained: a stage's key covers those before it. */

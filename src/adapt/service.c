@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Owns: the child service: command line, readiness within a deadline, end. Its output goes to service.log in
- * the report's directory. Refuses: waiting for ever, and knowing the service from the inside: readiness is
- * what GET /health says.
+ * Owns: the child service: command line, readiness within a deadline, end; and the readiness of a server that
+ * somebody else started. The child's output goes to service.log in the report's directory. Refuses: waiting
+ * for ever, and knowing the service from the inside: readiness is what GET /health says.
  */
 #include "adapt/probe.h"
 
@@ -17,6 +17,7 @@
 #define READY_NS   UINT64_C(120000000000)
 #define LOAD_RATE  UINT64_C(50000000) /* bytes per second that the slowest disk worth using reads */
 #define LOOK_EVERY UINT64_C(20000000)
+#define LOOK_AGAIN UINT64_C(200000000) /* at a server of somebody else */
 #define STOP_GRACE UINT64_C(5000000000)
 #define MAX_ARGS   36
 
@@ -197,4 +198,43 @@ void service_stop(struct job *j)
     if (j->service.running && process_stop(&j->service, STOP_GRACE, &e) != ERR_OK)
         log_line(&j->d0->log, LOG_WARN, "adapt", "the service does not end: %s", e.message);
     j->service_ready = false;
+}
+
+/* Asks a server of somebody else whether it is ready; returns what it asked for last. Not every one has
+ * /health, so only 503 counts there: whoever says so is loading. */
+static const char *look_at(const struct job *j, struct answer *a)
+{
+    probe_call(j, "/health", NULL, a);
+    if (a->status == 503)
+        return "/health";
+    answer_release(a);
+    probe_call(j, "/v1/models", NULL, a);
+    return "/v1/models";
+}
+
+void service_find(struct job *j, double *seconds)
+{
+    const uint64_t begin = clock_ns(), patience = probe_seconds(j) * UINT64_C(1000000000);
+    struct answer a;
+    size_t n = strlen(j->o->service_url);
+    while (n && j->o->service_url[n - 1] == '/')
+        n--;
+    snprintf(j->url, sizeof(j->url), "%.*s", (int)n, j->o->service_url);
+    const char *path = look_at(j, &a);
+    if (a.status == 503)
+        job_progress(j, STAGE_LAYOUT, "waiting for the server, which answers 503");
+    while (a.status == 503 && clock_ns() - begin < patience) {
+        answer_release(&a);
+        clock_sleep_ns(LOOK_AGAIN);
+        path = look_at(j, &a);
+    }
+    *seconds = (double)(clock_ns() - begin) / 1e9;
+    j->service_ready = a.status == 200;
+    if (a.status == 503)
+        finding_add(j->f, FINDING_S001, j->url, "GET %s: still status 503 after %.0f s", path, *seconds);
+    else if (!j->service_ready && a.status)
+        finding_add(j->f, FINDING_S001, j->url, "GET %s: status %d, not 200", path, a.status);
+    else if (!j->service_ready)
+        finding_add(j->f, FINDING_S001, j->url, "GET %s: %s", path, a.why);
+    answer_release(&a);
 }

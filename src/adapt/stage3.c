@@ -113,20 +113,6 @@ static void find_model_name(struct job *j)
     answer_release(&a);
 }
 
-static void use_external(struct job *j)
-{
-    struct answer a;
-    size_t n = strlen(j->o->service_url);
-    while (n && j->o->service_url[n - 1] == '/')
-        n--;
-    snprintf(j->url, sizeof(j->url), "%.*s", (int)n, j->o->service_url);
-    probe_call(j, "/v1/models", NULL, &a);
-    j->service_ready = a.status == 200;
-    if (!j->service_ready)
-        finding_add(j->f, FINDING_S001, j->url, "GET /v1/models: %s", a.status ? "no status 200" : a.why);
-    answer_release(&a);
-}
-
 /* What the service says that it holds, part by part: null where it does not say. */
 static void write_held(struct job *j, struct json_writer *w)
 {
@@ -214,7 +200,7 @@ static int start(struct job *j, struct json_writer *w, struct err *e)
 {
     double seconds = 0;
     if (j->external) {
-        use_external(j);
+        service_find(j, &seconds);
         job_row(j, ROW_MEMORY, ROW_NOT_CHECKED,
                 "not checked: the server at %s is another process, maybe on another machine", j->url);
     } else {

@@ -98,13 +98,16 @@ static void write_message(struct rewriting *r, const struct json *m)
 }
 
 /* A part of type image is a marker to a function, so it must be the place of a picture. */
-static int check_images(const struct prompt_chat *q, const struct json *content, uint32_t i, struct err *e)
+static int check_parts(const struct prompt_chat *q, const struct json *content, uint32_t i, struct err *e)
 {
     for (uint32_t k = 0; content && content->type == JSON_ARRAY && k < content->n; k++) {
         const char *type = json_string(json_get(json_at(content, k), "type"));
         if (type && strcmp(type, "image") == 0 && !q->pictures && !q->media)
             return err_set(e, ERR_UNSUPPORTED,
                            "messages[%u].content: parts of type \"image\" are not supported", i);
+        int rc = q->media ? ERR_OK : text_part_check(json_at(content, k), i, k, e);
+        if (rc)
+            return rc;
     }
     return ERR_OK;
 }
@@ -122,7 +125,7 @@ static int check_messages(const struct prompt_chat *q, struct err *e)
             return err_set(e, ERR_INVALID, "messages[%u] is no object", i);
         if (json_string(json_get(m, "role")) == NULL)
             return err_set(e, ERR_INVALID, "messages[%u].role is missing or no string", i);
-        int rc = check_images(q, json_get(m, "content"), i, e);
+        int rc = check_parts(q, json_get(m, "content"), i, e);
         if (rc)
             return rc;
     }

@@ -171,6 +171,18 @@ static int check_body(struct compiling *c, const struct pattern *p)
     return ERR_OK;
 }
 
+/* One argument of a call: another pattern within it, or what only a body has, has no meaning there. */
+static int check_argument(struct compiling *c, const struct pattern *p)
+{
+    static const enum part_kind strange[] = {PART_NAME, PART_ID, PART_JSON, PART_CALL, PART_ARGS};
+    for (size_t i = 0; i < ARRAY_LEN(strange); i++)
+        if (has_part(p, strange[i]))
+            return wrong(c, "argument", "holds a field of body");
+    if (!has_part(p, PART_KEY) || !has_part(p, PART_VALUE) || p->parts[0].kind != PART_TEXT)
+        return wrong(c, "argument", "needs $key and $value, and begins with text");
+    return ERR_OK;
+}
+
 static int read_calls(struct compiling *c, const struct json *v)
 {
     static const char *const known[] = {"section_open", "section_close", "open",     "close",
@@ -196,9 +208,8 @@ static int read_calls(struct compiling *c, const struct json *v)
         rc = wrong(c, "bare", "goes with no section and no close");
     if (!rc && argument) {
         rc = read_pattern(c, "argument", argument, &r->argument);
-        if (!rc && (!has_part(&r->argument, PART_KEY) || !has_part(&r->argument, PART_VALUE) ||
-                    r->argument.parts[0].kind != PART_TEXT))
-            rc = wrong(c, "argument", "needs $key and $value, and begins with text");
+        if (!rc)
+            rc = check_argument(c, &r->argument);
     }
     bool list = body && body->type == JSON_ARRAY;
     uint32_t n = list ? body->n : 1;

@@ -11,7 +11,8 @@
 
 /* ---- without a template ---- */
 
-static int add_part(const struct json *part, uint32_t message, struct strbuf *out, struct err *e)
+static int add_part(const struct json *part, uint32_t message, uint32_t number, struct strbuf *out,
+                    struct err *e)
 {
     const char *type = json_string(json_get(part, "type"));
     const struct json *text = json_get(part, "text");
@@ -22,6 +23,9 @@ static int add_part(const struct json *part, uint32_t message, struct strbuf *ou
                        message, type);
     if (json_string(text) == NULL)
         return err_set(e, ERR_INVALID, "messages[%u].content: a text part has no text", message);
+    int rc = text_part_check(part, message, number, e);
+    if (rc)
+        return rc;
     strbuf_add(out, text->as.string, text->n);
     return ERR_OK;
 }
@@ -51,7 +55,7 @@ static int add_message(const struct json *m, uint32_t i, struct strbuf *out, str
     if (content == NULL || content->type != JSON_ARRAY)
         return err_set(e, ERR_INVALID, "messages[%u].content is missing or neither a string nor an array", i);
     for (uint32_t k = 0; k < content->n; k++) {
-        int rc = add_part(json_at(content, k), i, out, e);
+        int rc = add_part(json_at(content, k), i, k, out, e);
         if (rc)
             return rc;
     }
@@ -85,6 +89,9 @@ static int check_parts(const struct json *content, uint32_t message, const struc
                            "messages[%u].content: parts of type \"%.40s\" are not supported", message, type);
         if (!media && json_string(json_get(part, "text")) == NULL)
             return err_set(e, ERR_INVALID, "messages[%u].content: a text part has no text", message);
+        int rc = c->media ? ERR_OK : text_part_check(part, message, k, e);
+        if (rc)
+            return rc;
     }
     return ERR_OK;
 }

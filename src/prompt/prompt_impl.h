@@ -34,6 +34,10 @@ void front_add_media(struct prompt_front *p, int64_t id); /* to media_ids; -1: n
 
 /* ---- pictures ---- */
 
+/* A part of type text that names a picture, a video or sound besides, which would silently be left out:
+ * ERR_INVALID. */
+int text_part_check(const struct json *part, uint32_t message, uint32_t number, struct err *e);
+
 /* `placeholders` of an architecture file; texts live as long as the description. */
 struct placeholder_rules {
     const char *marker; /* what a template writes for a picture */

@@ -37,6 +37,21 @@ static bool is_picture(const struct json *part)
     return type && (strcmp(type, "image") == 0 || strcmp(type, "image_url") == 0);
 }
 
+int text_part_check(const struct json *part, uint32_t message, uint32_t number, struct err *e)
+{
+    static const char *const keys[] = {"image", "image_url", "video", "video_url", "audio", "input_audio"};
+    const char *type = json_string(json_get(part, "type"));
+    for (size_t i = 0; type && strcmp(type, "text") == 0 && i < ARRAY_LEN(keys); i++) {
+        const struct json *v = json_get(part, keys[i]);
+        if (v == NULL || v->type == JSON_NULL)
+            continue;
+        err_set(e, ERR_INVALID, "a part of type text has the key %s, which nobody would look at", keys[i]);
+        err_ctx(e, "messages[%u].content[%u]", message, number);
+        return ERR_INVALID;
+    }
+    return ERR_OK;
+}
+
 /* ---- bytes ---- */
 
 static int from_base64(const struct looking *l, const char *s, size_t n, struct prompt_picture *m)

@@ -96,6 +96,26 @@ static int read_template(struct prompt_front *p, struct ckpt *c, const char *nam
     return rc;
 }
 
+/* chat_template.json. One that is damaged may hold a template: it is told like one that is not understood. */
+static int add_processor_template(struct prompt_front *p, struct ckpt *c, struct err *e)
+{
+    const struct json *file = NULL;
+    struct err why = {0};
+    char *text;
+    size_t n;
+    int rc = read_template(p, c, "chat_template.json", &text, &n, e);
+    if (rc || text == NULL)
+        return rc;
+    rc = json_parse(text, n, NULL, &p->arena, &file, &why);
+    if (rc == ERR_NOMEM && e)
+        *e = why;
+    if (rc == 0)
+        return add_from_json(p, json_get(file, "chat_template"), e);
+    p->has_template = true;
+    p->template_error = why;
+    return rc == ERR_NOMEM ? rc : ERR_OK;
+}
+
 /* additional_chat_templates/NAME.jinja, in the order of their names. */
 static int add_folder(struct prompt_front *p, struct ckpt *c, struct err *e)
 {
@@ -155,7 +175,8 @@ static void put_token(struct json_writer *w, const struct json_member *m)
     json_write_string_n(w, text->as.string, text->n);
 }
 
-/* {"bos_token": "<s>", ...} of tokenizer_config.json and, where it says nothing, special_tokens_map.json. */
+/* {"bos_token": "<s>", ...} of tokenizer_config.json, what it has as extra_special_tokens, and
+ * special_tokens_map.json: whoever names a token first. */
 static int read_token_names(struct prompt_front *p, struct ckpt *c, const struct json *config, struct err *e)
 {
     const struct json *map, *lists[3];
@@ -170,14 +191,19 @@ static int read_token_names(struct prompt_front *p, struct ckpt *c, const struct
     json_writer_init(&w, &text, false);
     json_begin_object(&w);
     for (size_t k = 0; k < 3; k++)
-        for (uint32_t i = 0; lists[k] && lists[k]->type == JSON_OBJECT && i < lists[k]->n; i++)
-            if (k == 0 || json_get(config, lists[k]->as.members[i].key) == NULL)
-                put_token(&w, &lists[k]->as.members[i]);
+        for (uint32_t i = 0; lists[k] && lists[k]->type == JSON_OBJECT && i < lists[k]->n; i++) {
+            const struct json_member *m = &lists[k]->as.members[i];
+            bool said = false;
+            for (size_t before = 0; before < k; before++)
+                said = said || json_get(lists[before], m->key) != NULL;
+            if (!said)
+                put_token(&w, m);
+        }
     json_end_object(&w);
     rc = strbuf_failed(&text) ? err_set(e, ERR_NOMEM, "out of memory for the names of tokens")
                               : json_parse(text.data, text.len, NULL, &p->arena, &p->token_names, e);
     strbuf_release(&text);
-    return rc == ERR_NOMEM ? rc : ERR_OK; /* twice the same key: no names, as for no file */
+    return rc;
 }
 
 void front_add_media(struct prompt_front *p, int64_t id)
@@ -212,16 +238,13 @@ int templates_read(struct prompt_front *p, struct ckpt *c, const struct json *co
 {
     char *text;
     size_t n;
-    const struct json *processor;
     int rc = read_template(p, c, "chat_template.jinja", &text, &n, e);
     if (rc == 0 && text)
         rc = add_template(p, "default", text, n, e);
     if (rc == 0)
         rc = add_folder(p, c, e);
     if (rc == 0 && !p->has_template)
-        rc = front_json(p, c, "chat_template.json", &processor, e);
-    if (rc == 0 && !p->has_template)
-        rc = add_from_json(p, json_get(processor, "chat_template"), e);
+        rc = add_processor_template(p, c, e);
     if (rc == 0 && !p->has_template)
         rc = add_from_json(p, json_get(config, "chat_template"), e);
     if (rc == 0)

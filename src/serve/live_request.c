@@ -236,8 +236,10 @@ static void send_reasoning(struct live_request *r)
 static void send_calls(struct live_request *r)
 {
     struct live_output *o = &r->output;
-    for (; r->streaming && o->n_sent < o->n_calls; o->n_sent++) {
+    for (; o->n_sent < o->n_calls; o->n_sent++) {
         const struct live_call *c = &o->calls[o->n_sent];
+        if (!r->streaming)
+            continue; /* the answer has them all */
         struct chunk chunk = {.text = "", .call = c, .call_index = (uint32_t)o->n_sent};
         send_chunk(r, &chunk);
         chunk.text = strbuf_cstr(&c->arguments);
@@ -367,7 +369,7 @@ static void on_token(struct live_request *r, const struct engine_event *ev)
         certain = r->out.held.len; /* nothing can complete a stop string any more */
     }
     send_reasoning(r);
-    bool calls = r->streaming && r->output.n_sent < r->output.n_calls;
+    bool calls = r->output.n_sent < r->output.n_calls;
     if (calls) { /* the text before them, which no stop string can go on in */
         give_out(r, r->out.hit ? certain : r->out.held.len, NULL);
         certain = 0;

@@ -292,23 +292,23 @@ static void add_eos(struct spec *s, const struct json *v)
     s->eos_ids[s->n_eos++] = (int32_t)id;
 }
 
+/* End tokens are those of config.json and of generation_config.json, the first token is that of the first to
+ * name one; where both are silent the part of config.json about the text speaks. */
 static void read_token_ids(struct spec *s, const struct ckpt *c)
 {
-    const struct json *from[] = {json_get(c->config, "eos_token_id"),
-                                 json_get(c->generation_config, "eos_token_id")};
-    const struct json *bos = json_get(c->config, "bos_token_id");
-    int64_t id;
-    for (size_t k = 0; k < ARRAY_LEN(from); k++) {
-        if (from[k] && from[k]->type == JSON_ARRAY)
-            for (uint32_t i = 0; i < from[k]->n; i++)
-                add_eos(s, json_at(from[k], i));
+    const struct json *const places[] = {c->config, c->generation_config, json_get(c->config, "text_config")};
+    int64_t bos = -1;
+    bool begun = false;
+    for (size_t k = 0; k < ARRAY_LEN(places); k++) {
+        const struct json *eos = k < 2 || s->n_eos == 0 ? json_get(places[k], "eos_token_id") : NULL;
+        if (eos && eos->type == JSON_ARRAY)
+            for (uint32_t i = 0; i < eos->n; i++)
+                add_eos(s, json_at(eos, i));
         else
-            add_eos(s, from[k]);
+            add_eos(s, eos);
+        begun = begun || json_i64(json_get(places[k], "bos_token_id"), &bos);
     }
-    if (!json_i64(bos, &id))
-        if (!json_i64(json_get(c->generation_config, "bos_token_id"), &id))
-            id = -1;
-    s->bos_id = id >= 0 && id <= INT32_MAX ? (int32_t)id : -1;
+    s->bos_id = bos >= 0 && bos <= INT32_MAX ? (int32_t)bos : -1;
 }
 
 /* ---- opening ---- */

@@ -253,9 +253,23 @@ row "known answers that are wrong" image failed
 row "known answers that are wrong" text passed
 says "known answers that are wrong: I010 in the report" '"id": "I010"' "$report/report.json"
 
-python3 "$here/broken_server.py" "$scratch/broken.port" &
-children="$children $!"
-for _ in $(seq 1 100); do [ -s "$scratch/broken.port" ] && break; sleep 0.1; done
+# broken [SECONDS] : a server that breaks the rules, and loads so long
+broken() {
+    rm -f "$scratch/broken.port"
+    python3 "$here/broken_server.py" "$scratch/broken.port" "$@" &
+    children="$children $!"
+    for _ in $(seq 1 100); do [ -s "$scratch/broken.port" ] && break; sleep 0.1; done
+}
+broken 1000
+adapt 1 "server that loads for ever" "$model" --service "http://127.0.0.1:$(cat "$scratch/broken.port")" --answer-timeout 2
+row "server that loads for ever" service failed
+row "server that loads for ever" text "not checked"
+says "server that loads for ever: it is said" 'GET /health: still status 503 after [2-9] s' "$report/report.json"
+broken 3
+adapt 1 "server that loads" "$model" --service "http://127.0.0.1:$(cat "$scratch/broken.port")"
+says "server that loads: it is waited for" '"seconds_to_ready": ?[2-9]' "$report/report.json"
+says "server that loads: and judged" '"summary": "[^"]*the server answers"' "$report/report.json"
+broken
 adapt 1 "broken server" "$model" --reference "$reference" --service "http://127.0.0.1:$(cat "$scratch/broken.port")"
 row "broken server" service failed
 row "broken server" memory "not checked"

@@ -24,6 +24,7 @@
 #define SCRIPT_CALL  LETTER('g') /* reasoning, text and a tool call, byte by byte, then </s> */
 #define SCRIPT_BAD   LETTER('h') /* a tool call that is none */
 #define SCRIPT_HALF  LETTER('i') /* half a character, <unk>, "so", then </s> */
+#define SCRIPT_ROUND LETTER('j') /* text around a tool call, then </s> */
 #define SCRIPT_WORLD LETTER('f') /* " world" */
 #define SCRIPT_NAN0  LETTER('e') /* NaN at once */
 
@@ -85,6 +86,9 @@ static int32_t fake_token(int32_t script, uint32_t k, const struct step_sampling
         "why \xC3\xBC</think>\n\nso\n<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": [1]}}\n"
         "</tool_call>\n<tool_call>\n{\"name\": \"g\"}\n</tool_call>";
     static const char bad[] = "<tool_call>no</tool_call>";
+    static const char around[] = "so<tool_call>{\"name\": \"f\"}</tool_call>me";
+    if (script == SCRIPT_ROUND)
+        return k >= sizeof around - 1 ? 2 : BYTE_ID((unsigned char)around[k]);
     if (script == SCRIPT_CALL)
         return k >= sizeof call - 1 ? 2 : BYTE_ID((unsigned char)call[k]);
     if (script == SCRIPT_BAD)

@@ -18,7 +18,8 @@ struct server *picture_server(enum picture_kind kind, struct serve_options serve
                               struct session_options session)
 {
     struct server *s = server_new();
-    picture_model_write(s->dir, kind);
+    session.context = session.context ? session.context : 512;
+    picture_model_write_long(s->dir, kind, session.context);
     session.max_seqs = 16;
     session.max_tokens = session.max_tokens ? session.max_tokens : 64;
     server_start(s, session, serve);
@@ -148,10 +149,8 @@ static void put_body(struct strbuf *b, const char *content, const char *more)
 {
     strbuf_puts(b, "{\"model\":\"tiny\",\"messages\":[{\"role\":\"user\",\"content\":[");
     strbuf_puts(b, content);
-    strbuf_printf(b,
-                  "]}],\"temperature\":0,\"max_tokens\":8,\"ignore_eos\":true,\"logprobs\":true,"
-                  "\"day0_timings\":true%s}",
-                  more);
+    strbuf_printf(b, "]}],\"temperature\":0,\"ignore_eos\":true,\"logprobs\":true,\"day0_timings\":true%s%s}",
+                  strstr(more, "max_tokens") ? "" : ",\"max_tokens\":8", more);
     assert_false(strbuf_failed(b));
 }
 

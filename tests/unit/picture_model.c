@@ -118,9 +118,21 @@ static void put(const char *dir, const char *name, const char *text, size_t n)
 
 void picture_model_write(const char *dir, enum picture_kind kind)
 {
+    picture_model_write_long(dir, kind, 512);
+}
+
+void picture_model_write_long(const char *dir, enum picture_kind kind, uint32_t positions)
+{
+    static const char key[] = "\"max_position_embeddings\":";
     const struct model_files *k = &kinds[kind];
     struct strbuf b = STRBUF_INIT;
-    tiny_model_write(dir, k->config, NULL, 5, NULL, NULL);
+    const char *at = strstr(k->config, key);
+    assert_non_null(at);
+    at += sizeof key - 1;
+    strbuf_add(&b, k->config, (size_t)(at - k->config));
+    strbuf_printf(&b, "%u%s", positions, at + strspn(at, "0123456789"));
+    tiny_model_write(dir, strbuf_cstr(&b), NULL, 5, NULL, NULL);
+    strbuf_clear(&b);
     tiny_tokenizer(&b, &(struct tiny_options){.added = k->added});
     put(dir, "tokenizer.json", b.data, b.len);
     strbuf_release(&b);

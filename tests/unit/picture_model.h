@@ -22,6 +22,8 @@ enum picture_kind {
 
 /* config.json, weights, tokenizer.json, chat_template.jinja, preprocessor_config.json. Fails the test. */
 void picture_model_write(const char *dir, enum picture_kind kind);
+/* The same of so many positions instead of 512. */
+void picture_model_write_long(const char *dir, enum picture_kind kind, uint32_t positions);
 void picture_model_remove(const char *dir);
 
 /* A PNG of coloured noise, a function of (width, height, seed): its bytes into *out. */

@@ -644,6 +644,10 @@ static void requests_that_are_refused(void **state)
         {"kimi_k3.lua", "{\"messages\":[{\"role\":\"robot\",\"content\":\"a\"}]}", ERR_FORMAT, "robot"},
         {"kimi_k3.lua", "{\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"image_url\"}]}]}",
          ERR_FORMAT, "image_url"},
+        {"kimi_k3.lua",
+         "{\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"text\",\"text\":\"a\",\"video\":\"b\"}]}"
+         "]}",
+         ERR_INVALID, "has the key video"},
         {"kimi_k3.lua", "{\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"image\"}]}]}",
          ERR_UNSUPPORTED, "\"image\""},
         {"kimi_k3.lua",

@@ -435,6 +435,9 @@ static void wrong_rules(void **state)
         {"{\"name\":\"x\",\"tools\":{\"open\":\"a\",\"close\":\"b\",\"body\":\"$name$json\"}}", "two fields"},
         {"{\"name\":\"x\",\"tools\":{\"open\":\"<a\",\"close\":\"b\",\"body\":\"$call\"},\"skip\":[\"<ab\"]}",
          "begins"},
+        {"{\"name\":\"x\",\"tools\":{\"open\":\"a\",\"close\":\"b\",\"body\":\"$name<$args\",\"argument\":"
+         "\"<$key=$value>$args\"}}",
+         "field of body"},
         {"{\"name\":\"x\",\"tokens\":3}", "tokens"},
         {"{\"name\":\"x\",\"messages\":{\"start\":\"a\"}}", "channel"},
         {"[3]", "output"},

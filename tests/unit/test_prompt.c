@@ -34,6 +34,7 @@ static const char *const files[] = {"tokenizer.json",
                                     "chat_template.jinja",
                                     "tiktoken.model",
                                     "chat_template.json",
+                                    "special_tokens_map.json",
                                     "additional_chat_templates/tool_use.jinja",
                                     "additional_chat_templates/rag.jinja",
                                     "additional_chat_templates"};
@@ -208,6 +209,8 @@ static void plain_messages(void **state)
          "messages[1].content"},
         {"[{\"role\":\"user\",\"content\":[{\"type\":\"image_url\",\"image_url\":{}}]}]", ERR_UNSUPPORTED,
          "image_url"},
+        {"[{\"role\":\"user\",\"content\":[{\"type\":\"text\",\"text\":\"a\",\"image_url\":\"b\"}]}]",
+         ERR_INVALID, "has the key image_url"},
         {"[{\"role\":\"user\",\"content\":[{\"text\":\"a\"}]}]", ERR_INVALID, "type"},
         {"[{\"role\":\"user\",\"content\":[{\"type\":\"text\"}]}]", ERR_INVALID, "text"},
         {"[{\"role\":\"assistant\",\"content\":\"a\",\"tool_calls\":[]}]", ERR_UNSUPPORTED, "tool_calls"},
@@ -377,6 +380,39 @@ static void templates_of_a_directory(void **state)
     close_front(f);
 }
 
+/* A file that may hold a template is no reason for a plain rendering because nobody can read it. */
+static void damaged_template_files(void **state)
+{
+    (void)state;
+    struct fixture *f = open_front(NULL, "{\"chat_template\":\"config\"}", NULL);
+    struct strbuf text = STRBUF_INIT;
+    struct err e = {0};
+    add_file(f, "chat_template.json", "{\"chat_template\":\"proc");
+    open_it(f);
+    assert_true(f->front->has_template);
+    assert_false(f->front->template_works);
+    struct prompt_chat c = user_says(f, "a");
+    assert_int_equal(prompt_chat(f->front, &c, &text, NULL, &e), ERR_UNSUPPORTED);
+    assert_int_equal(text.len, 0);
+    strbuf_release(&text);
+    close_front(f);
+}
+
+/* A token that two files name has the name of the first, and keeps no other from being known. */
+static void tokens_by_name(void **state)
+{
+    (void)state;
+    struct fixture *f =
+        open_front(NULL, "{\"extra_special_tokens\":{\"image_token\":\"<i>\"},\"bos_token\":\"<s>\"}",
+                   "{{ bos_token }}{{ image_token }}{{ eos_token }}");
+    add_file(f, "special_tokens_map.json",
+             "{\"image_token\":\"<j>\",\"bos_token\":\"<t>\",\"eos_token\":{\"content\":\"</s>\"}}");
+    open_it(f);
+    struct prompt_chat c = user_says(f, "a");
+    chat_is(f, &c, "<s><i></s>", NULL);
+    close_front(f);
+}
+
 static void arguments_are_objects(void **state)
 {
     (void)state;
@@ -431,6 +467,8 @@ static void bad_templates_and_messages(void **state)
         {"{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
          "[{\"role\":\"user\",\"content\":\"a\"}]", ERR_LIMIT, "needs more than"},
         {"x", "[{\"role\":\"user\",\"content\":[{\"type\":\"image_url\"}]}]", ERR_UNSUPPORTED, "image_url"},
+        {"x", "[{\"role\":\"user\",\"content\":[{\"type\":\"text\",\"text\":\"a\",\"input_audio\":{}}]}]",
+         ERR_INVALID, "has the key input_audio"},
         {"x", "[{\"role\":\"user\"}]", ERR_INVALID, "messages[0].content"},
         {"x", "[{\"role\":\"user\",\"content\":7}]", ERR_INVALID, "messages[0].content"},
         {"x", "[]", ERR_INVALID, "empty"},
@@ -551,6 +589,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(one_bos),
+        cmocka_unit_test(damaged_template_files),
+        cmocka_unit_test(tokens_by_name),
         cmocka_unit_test(stop_ids_are_a_union),
         cmocka_unit_test(plain_messages),
         cmocka_unit_test(templates_are_rendered),

@@ -508,6 +508,15 @@ static void calls_and_reasoning(void **state)
     assert_true(metric(s->base, "day0_tool_calls_total") == 6);
     assert_true(metric(s->base, "day0_malformed_tool_calls_total") == 2);
     assert_true(metric(s->base, "day0_unfinished_tool_calls_total") == 1);
+    /* no stop string goes on behind a call, streamed or not */
+    v = post(s, CHAT, SAY("j") TOOLS ",\"stop\":\"some\"}", 200, &a);
+    assert_string_equal(text_at(v, "choices.0.message.content"), "some");
+    assert_string_equal(text_at(v, "choices.0.finish_reason"), "tool_calls");
+    assert_int_equal(at(v, "choices.0.message.tool_calls")->n, 1);
+    stream(s, CHAT, SAY("j") TOOLS ",\"stream\":true,\"stop\":\"some\"}", &st);
+    assert_string_equal(strbuf_cstr(&st.text), "some");
+    assert_string_equal(st.finish, "tool_calls");
+    stream_release(&st);
     /* what the function says of a request */
     v = post(s, CHAT, SAY("g") ",\"chat_template_kwargs\":{\"fail\":true}}", 400, &a);
     assert_non_null(strstr(text_at(v, "error.message"), "no such mode"));

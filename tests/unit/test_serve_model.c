@@ -23,17 +23,20 @@
 #define MANY  200
 #define KINDS 10 /* different requests among them */
 
+#define LONG 4096 /* tokens of a context; as many steps as a request takes that nobody ends */
+
 static const char config[] =
     "{\"architectures\":[\"LlamaForCausalLM\"],\"model_type\":\"llama\",\"hidden_size\":32,\"intermediate_"
     "size\":64,"
     "\"num_hidden_layers\":2,\"num_attention_heads\":4,\"num_key_value_heads\":2,\"head_dim\":8,\"vocab_"
     "size\":300,"
-    "\"max_position_embeddings\":256,\"rms_norm_eps\":1e-05,\"rope_theta\":10000.0,\"hidden_act\":\"silu\","
+    "\"max_position_embeddings\":4096,\"rms_norm_eps\":1e-05,\"rope_theta\":10000.0,\"hidden_act\":\"silu\","
     "\"attention_bias\":false,\"mlp_bias\":false,\"tie_word_embeddings\":false,\"bos_token_id\":1,\"eos_"
     "token_id\":2,"
     "\"torch_dtype\":\"float32\"}";
 
-static struct server *start(void)
+/* context: of one request. */
+static struct server *start(uint32_t context)
 {
     static const char *const files[] = {"tokenizer.json", "model.safetensors", "config.json"};
     struct server *s = server_new();
@@ -44,7 +47,7 @@ static struct server *start(void)
     tiny_tokenizer(&b, &(struct tiny_options){0});
     snprintf(path, sizeof path, "%s/%s", s->dir, files[0]);
     assert_int_equal(file_write_atomic(path, b.data, b.len, &e), 0);
-    server_start(s, (struct session_options){.max_seqs = 32, .max_tokens = 128},
+    server_start(s, (struct session_options){.max_seqs = 32, .max_tokens = 128, .context = context},
                  (struct serve_options){.prefix_cache = true});
     for (size_t i = 0; i < ARRAY_LEN(files); i++) {
         snprintf(path, sizeof path, "%s/%s", s->dir, files[i]);
@@ -96,7 +99,8 @@ static void on_done(void *user, struct http_response *r, const struct err *failu
 }
 
 /* Every kind has its own prompt length, temperature and seed. */
-static void add_stream(const struct server *s, struct http_client *c, int kind, struct stream *st)
+static void add_stream(const struct server *s, struct http_client *c, int kind, int max_tokens,
+                       struct stream *st)
 {
     char url[128], body[1024];
     struct err e = {0};
@@ -108,7 +112,7 @@ static void add_stream(const struct server *s, struct http_client *c, int kind, 
              kind * 9,
              "the hello and singing all the bell and the inn that he and the hands sing and all hello the "
              "end of the bells",
-             'a' + kind, kind, kind % 2 ? "0.8" : "0", 20 + 3 * kind);
+             'a' + kind, kind, kind % 2 ? "0.8" : "0", max_tokens);
     struct http_request q = {.url = url, .body = body, .body_bytes = strlen(body), .timeout_ns = 100ull * S};
     struct http_handlers h = {.on_event = on_event, .on_done = on_done};
     if (http_client_add(c, &q, &h, st, NULL, &e))
@@ -118,7 +122,7 @@ static void add_stream(const struct server *s, struct http_client *c, int kind, 
 static void alone_and_in_a_crowd(void **state)
 {
     (void)state;
-    struct server *s = start();
+    struct server *s = start(256);
     struct http_client *c = client_open();
     struct stream alone[KINDS] = {0}, *many = calloc(MANY, sizeof *many);
     int64_t cached = 0;
@@ -131,12 +135,12 @@ static void alone_and_in_a_crowd(void **state)
     assert_int_equal(plan->kv, atomic_load(&s->d0.mem.live[MEM_KV]));
     assert_true(plan->device > 0 && plan->scratch <= atomic_load(&s->d0.mem.live[MEM_SCRATCH]));
     for (int i = 0; i < KINDS; i++) {
-        add_stream(s, c, i, &alone[i]);
+        add_stream(s, c, i, 20 + 3 * i, &alone[i]);
         client_run(c);
         assert_true(alone[i].done);
     }
     for (int i = 0; i < MANY; i++)
-        add_stream(s, c, i % KINDS, &many[i]);
+        add_stream(s, c, i % KINDS, 20 + 3 * (i % KINDS), &many[i]);
     client_run(c);
     for (int i = 0; i < MANY; i++) {
         assert_true(many[i].done);
@@ -158,18 +162,22 @@ static void alone_and_in_a_crowd(void **state)
     server_stop(s);
 }
 
+/* Fewer steps than one answer takes: nobody's request went on to its own end. */
 static void leaving_frees_pages(void **state)
 {
     (void)state;
-    struct server *s = start();
+    struct server *s = start(LONG);
     struct http_client *c = client_open();
     struct stream st[50] = {0};
+    const double steps = metric(s->base, "day0_steps_total");
     for (size_t i = 0; i < ARRAY_LEN(st); i++) {
         st[i].leave_after = 1 + (int)i % 5;
-        add_stream(s, c, (int)i % KINDS, &st[i]);
+        add_stream(s, c, (int)i % KINDS, LONG - 256, &st[i]);
     }
     client_run(c);
     server_idles(s);
+    assert_true(metric(s->base, "day0_requests_total{outcome=\"client_gone\"}") == ARRAY_LEN(st));
+    assert_in_range((uint64_t)(metric(s->base, "day0_steps_total") - steps), 1, LONG - 256 - 1);
     for (size_t i = 0; i < ARRAY_LEN(st); i++)
         strbuf_release(&st[i].text);
     http_client_close(c);

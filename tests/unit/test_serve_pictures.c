@@ -233,6 +233,33 @@ static void leaving_early(void **state)
     picture_server_stop(s);
 }
 
+/* Clients that leave within their answers: fewer steps than one answer takes, so nobody's request went on to
+ * its own end. */
+static void leaving_late(void **state)
+{
+    (void)state;
+    struct server *s =
+        picture_server(PICTURE_QWEN, (struct serve_options){0}, (struct session_options){.context = 4096});
+    struct http_client *c = client_open();
+    struct strbuf b = STRBUF_INIT;
+    struct answer left[CROWD] = {0};
+    const double steps = metric(s->base, "day0_steps_total");
+    put_content(&b, SEEDS(1, 2), "hello");
+    for (int i = 0; i < CROWD; i++) {
+        left[i].leave_after = 2 + i % 3;
+        ask_along(s, c, b.data, ",\"stream\":true,\"max_tokens\":3900", &left[i]);
+    }
+    client_run(c);
+    all_is_free(s);
+    assert_true(metric(s->base, "day0_requests_total{outcome=\"client_gone\"}") == CROWD);
+    assert_in_range((uint64_t)(metric(s->base, "day0_steps_total") - steps), 1, 3899);
+    for (int i = 0; i < CROWD; i++)
+        answer_release(&left[i]);
+    strbuf_release(&b);
+    http_client_close(c);
+    picture_server_stop(s);
+}
+
 /* The tower fails on some pictures (tests/plugins/tower_device.c): these requests end with an error, behind
  * pictures that went well too; the others get what they get alone, and nothing is kept. */
 static void tower_that_fails(void **state)
@@ -308,8 +335,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(pictures_change_answers), cmocka_unit_test(times_are_told),
         cmocka_unit_test(cached_prefixes),         cmocka_unit_test(alone_and_in_a_crowd),
-        cmocka_unit_test(leaving_early),           cmocka_unit_test(tower_that_fails),
-        cmocka_unit_test(stop_in_between),
+        cmocka_unit_test(leaving_early),           cmocka_unit_test(leaving_late),
+        cmocka_unit_test(tower_that_fails),        cmocka_unit_test(stop_in_between),
     };
     return cmocka_run_group_tests_name("serve_pictures", tests, NULL, NULL);
 }

@@ -31,8 +31,13 @@ static void refusals(void **state)
          "invalid_value", "url"},
         {"{\"type\":\"image_url\",\"image_url\":{\"url\":\"data:,\",\"detail\":\"low\"}}",
          "messages[0].content[0]", "unsupported", "detail"},
-        {"{\"type\":\"text\",\"text\":\"a\",\"image\":\"data:image/png;base64,AAAA\"}", "messages",
-         "invalid_value", "no part is of type image"}, /* the template looks at the key alone */
+        {"{\"type\":\"text\",\"text\":\"a\",\"image\":\"data:image/png;base64,AAAA\"}",
+         "messages[0].content[0]", "invalid_value", "has the key image,"}, /* the template looks at the key */
+        {TEXT_PART("a") ",{\"type\":\"text\",\"text\":\"a\",\"image_url\":{\"url\":\"data:image/png;"
+                        "base64,AAAA\"}}",
+         "messages[0].content[1]", "invalid_value", "has the key image_url,"}, /* and at this one not */
+        {"{\"type\":\"text\",\"text\":\"a\",\"image\":null}", "messages", "invalid_value",
+         "no part is of type image"}, /* the template writes a place for it all the same */
         {"{\"type\":\"input_image\",\"image_url\":\"data:image/png;base64,AAAA\"}", NULL, "unsupported",
          "input_image"},
     };

@@ -521,6 +521,21 @@ static void test_config_effects(void **state)
     assert_int_equal(x.s->eos_ids[2], 7);
     assert_int_equal(x.s->bos_id, 3);
     close_tiny(&x);
+    /* the part about the text counts where neither file says anything */
+    static const struct pair inner[] = {{"eos_token_id", "null"},
+                                        {"bos_token_id", "null"},
+                                        {"text_config", "{\"eos_token_id\": [9, 4], \"bos_token_id\": 6}"}};
+    for (int said = 0; said < 2; said++) {
+        open_tiny(&x,
+                  &(struct setup){.changes = inner,
+                                  .n_changes = 3,
+                                  .generation = said ? "{\"eos_token_id\": 5, \"bos_token_id\": 3}" : NULL});
+        need_spec(&x);
+        assert_int_equal(x.s->n_eos, said ? 1 : 2);
+        assert_int_equal(x.s->eos_ids[0], said ? 5 : 9);
+        assert_int_equal(x.s->bos_id, said ? 3 : 6);
+        close_tiny(&x);
+    }
     open_tiny(&x, &(struct setup){.config = "[1, 2]"});
     assert_int_equal(x.rc, ERR_OK);
     assert_null(x.s);
