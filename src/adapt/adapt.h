@@ -98,8 +98,8 @@ void adapt_result_release(struct adapt_result *r);
 /* 0 pass (also with waivers), 1 fail, 4 incomplete */
 int adapt_exit_status(const struct adapt_result *r);
 
-/* How long a service of a model of so many bytes may take from its start to its first answer: two minutes, and
- * what a slow disk (50 MB/s) takes to read it. */
+/* How long a service of a model of so many bytes may take from its start to its first answer: two minutes,
+ * and what a slow disk (50 MB/s) takes to read it. */
 uint64_t service_patience_ns(uint64_t model_bytes);
 
 #endif

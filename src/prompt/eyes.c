@@ -20,7 +20,7 @@ int eyes_open(struct prompt_front *p, struct ckpt *c, struct findings *f, bool *
 {
     struct placeholder_rules rules;
     struct image_configs configs = {0};
-    struct err why = {0};
+    struct err why = {0}, damaged = {0};
     bool found = false;
     int rc = placeholders_compile(p, &found, &rules, &why);
     if (rc == ERR_FORMAT) {
@@ -33,19 +33,19 @@ int eyes_open(struct prompt_front *p, struct ckpt *c, struct findings *f, bool *
             *e = why;
         return rc;
     }
-    rc = front_json(p, c, "preprocessor_config.json", &configs.preprocessor, e);
+    rc = front_json(p, c, "preprocessor_config.json", &configs.preprocessor, &damaged, e);
     if (rc == 0)
-        rc = front_json(p, c, "processor_config.json", &configs.processor, e);
+        rc = front_json(p, c, "processor_config.json", &configs.processor, &damaged, e);
     if (rc == 0)
-        rc = front_json(p, c, "config.json", &configs.model, e);
+        rc = front_json(p, c, "config.json", &configs.model, &damaged, e);
     if (rc)
         return rc;
     struct prompt_eyes *eyes = arena_alloc(&p->arena, sizeof *eyes);
     if (eyes == NULL)
         return err_set(e, ERR_NOMEM, "out of memory for the image processor");
     *eyes = (struct prompt_eyes){.rules = rules, .token_id = tokenizer_id(p->tokenizer, rules.token)};
-    if (image_processor_open(&configs, NULL, &eyes->processor, &why))
-        eyes->refused = why;
+    if (damaged.code || image_processor_open(&configs, NULL, &eyes->processor, &why))
+        eyes->refused = damaged.code ? damaged : why;
     p->eyes = eyes;
     front_add_media(p, eyes->token_id);
     return ERR_OK;

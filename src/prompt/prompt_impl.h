@@ -22,9 +22,9 @@ int encode_once(const struct prompt_front *p, const char *text, size_t n, unsign
                 struct err *e);
 
 /* A side file of the directory as JSON, in the front's arena; *out NULL where it is absent or cannot be read.
- * ERR_NOMEM. */
+ * damaged (may be NULL): set where it is there and cannot be read. ERR_NOMEM. */
 int front_json(struct prompt_front *p, struct ckpt *c, const char *name, const struct json **out,
-               struct err *e);
+               struct err *damaged, struct err *e);
 
 /* Messages by the template: text, and what of it came from messages. */
 int chat_render(const struct prompt_front *p, const struct prompt_chat *c, struct jinja_output *out,

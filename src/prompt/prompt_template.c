@@ -148,9 +148,8 @@ static int add_folder(struct prompt_front *p, struct ckpt *c, struct err *e)
     return rc;
 }
 
-/* Errors of reading or parsing a side file leave it out, as if it were not there; memory does not. */
 int front_json(struct prompt_front *p, struct ckpt *c, const char *name, const struct json **out,
-               struct err *e)
+               struct err *damaged, struct err *e)
 {
     char *data;
     size_t n;
@@ -161,6 +160,8 @@ int front_json(struct prompt_front *p, struct ckpt *c, const char *name, const s
         rc = json_parse(data, n, NULL, &p->arena, out, &why);
     if (rc == ERR_NOMEM && e)
         *e = why;
+    else if (rc && damaged)
+        err_set(damaged, rc, "%s: %s", name, why.message);
     return rc == ERR_NOMEM ? rc : ERR_OK;
 }
 
@@ -182,7 +183,7 @@ static int read_token_names(struct prompt_front *p, struct ckpt *c, const struct
     const struct json *map, *lists[3];
     struct strbuf text = STRBUF_INIT;
     struct json_writer w;
-    int rc = front_json(p, c, "special_tokens_map.json", &map, e);
+    int rc = front_json(p, c, "special_tokens_map.json", &map, NULL, e);
     if (rc)
         return rc;
     lists[0] = config;
@@ -222,7 +223,7 @@ static int read_media(struct prompt_front *p, struct ckpt *c, struct err *e)
     static const char *const names[] = {"image_token", "video_token", "audio_token"};
     const struct json *config;
     int64_t id;
-    int rc = front_json(p, c, "config.json", &config, e);
+    int rc = front_json(p, c, "config.json", &config, NULL, e);
     for (size_t i = 0; i < ARRAY_LEN(ids); i++)
         if (json_i64(json_get(config, ids[i]), &id))
             front_add_media(p, id);

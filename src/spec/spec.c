@@ -281,34 +281,41 @@ static int explain(struct opening *x, int rc, struct err *e)
 
 /* ---- token ids ---- */
 
-static void add_eos(struct spec *s, const struct json *v)
+/* False: there are more than a description holds, and one left out would let an answer run on. */
+static bool add_eos(struct spec *s, const struct json *v)
 {
     int64_t id;
-    if (!json_i64(v, &id) || id < 0 || id > INT32_MAX || s->n_eos >= ARRAY_LEN(s->eos_ids))
-        return;
+    if (!json_i64(v, &id) || id < 0 || id > INT32_MAX)
+        return true;
     for (uint32_t i = 0; i < s->n_eos; i++)
         if (s->eos_ids[i] == id)
-            return;
+            return true;
+    if (s->n_eos >= ARRAY_LEN(s->eos_ids))
+        return false;
     s->eos_ids[s->n_eos++] = (int32_t)id;
+    return true;
 }
 
 /* End tokens are those of config.json and of generation_config.json, the first token is that of the first to
  * name one; where both are silent the part of config.json about the text speaks. */
-static void read_token_ids(struct spec *s, const struct ckpt *c)
+static void read_token_ids(struct spec *s, const struct ckpt *c, struct findings *f)
 {
     const struct json *const places[] = {c->config, c->generation_config, json_get(c->config, "text_config")};
     int64_t bos = -1;
-    bool begun = false;
+    bool begun = false, all = true;
     for (size_t k = 0; k < ARRAY_LEN(places); k++) {
         const struct json *eos = k < 2 || s->n_eos == 0 ? json_get(places[k], "eos_token_id") : NULL;
         if (eos && eos->type == JSON_ARRAY)
             for (uint32_t i = 0; i < eos->n; i++)
-                add_eos(s, json_at(eos, i));
+                all = add_eos(s, json_at(eos, i)) && all;
         else
-            add_eos(s, eos);
+            all = add_eos(s, eos) && all;
         begun = begun || json_i64(json_get(places[k], "bos_token_id"), &bos);
     }
     s->bos_id = bos >= 0 && bos <= INT32_MAX ? (int32_t)bos : -1;
+    if (!all)
+        finding_add(f, FINDING_C006, "eos_token_id", "more than %zu different tokens end an answer",
+                    ARRAY_LEN(s->eos_ids));
 }
 
 /* ---- opening ---- */
@@ -363,7 +370,7 @@ static int describe_model(struct opening *x, struct err *e)
         return err_set(e, ERR_NOMEM, "no memory for the model description");
     if ((rc = hash_arch(x, e)) != 0 || (rc = trace_arch(x, &trace, e)) != 0)
         return rc;
-    read_token_ids(s, x->c);
+    read_token_ids(s, x->c, x->f);
     return spec_translate(s, x->c, trace, x->o, x->f, e);
 }
 

@@ -829,6 +829,11 @@ static void test_findings(void **state)
     close_model(m);
     finds(open_model("qwen2_vl", "qwen_2", SIMPLE, QWEN, token), (enum finding_id)0, "");
     finds(open_model("qwen2_vl", "nowhere", SIMPLE, QWEN, token), FINDING_I001, "preprocessor_config.json");
+    m = make_model("qwen2_vl", "qwen_2", SIMPLE, QWEN, token);
+    put(m, "processor_config.json", "{\"image_processor\": {", 21); /* a damaged file is not an absent one */
+    describe(m);
+    open_front(m);
+    finds(m, FINDING_I001, "processor_config.json: ");
     finds(open_model("qwen2_vl", "qwen_2", SIMPLE, QWEN, token + 1), FINDING_I002, "the tokenizer has it as");
     finds(open_model("qwen2_vl", "qwen_2", SIMPLE, "", token), FINDING_I003, "0 times");
     finds(open_model("qwen2_vl", "qwen_2", "{{ raise_exception('text only') }}", "", token), FINDING_I003,

@@ -521,6 +521,21 @@ static void test_config_effects(void **state)
     assert_int_equal(x.s->eos_ids[2], 7);
     assert_int_equal(x.s->bos_id, 3);
     close_tiny(&x);
+    /* one more than there is room for is told, not dropped; said twice it is one */
+    static const struct pair many[] = {
+        {"eos_token_id", "[1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 3]"}};
+    for (int more = 0; more < 2; more++) {
+        open_tiny(&x,
+                  &(struct setup){.changes = many,
+                                  .n_changes = 1,
+                                  .generation = more ? "{\"eos_token_id\": 17}" : "{\"eos_token_id\": 16}"});
+        size_t told = 0;
+        for (size_t i = 0; i < x.f.n; i++)
+            told += x.f.items[i].id == FINDING_C006 && strcmp(x.f.items[i].subject, "eos_token_id") == 0;
+        assert_int_equal(told, more);
+        assert_int_equal(x.s->n_eos, 16);
+        close_tiny(&x);
+    }
     /* the part about the text counts where neither file says anything */
     static const struct pair inner[] = {{"eos_token_id", "null"},
                                         {"bos_token_id", "null"},
