@@ -236,10 +236,10 @@ static void send_reasoning(struct live_request *r)
 static void send_calls(struct live_request *r)
 {
     struct live_output *o = &r->output;
+    if (!r->streaming)
+        o->n_sent = o->n_calls; /* the answer has them all */
     for (; o->n_sent < o->n_calls; o->n_sent++) {
         const struct live_call *c = &o->calls[o->n_sent];
-        if (!r->streaming)
-            continue; /* the answer has them all */
         struct chunk chunk = {.text = "", .call = c, .call_index = (uint32_t)o->n_sent};
         send_chunk(r, &chunk);
         chunk.text = strbuf_cstr(&c->arguments);
