@@ -1,6 +1,7 @@
 #!/bin/sh
 # Stage 4 on a small model that takes pictures: each planted fault of a channel is reported as the right channel and step, and the intact model as
-# none. A fault is planted in a server that is examined with the intact directory, or in the directory, held against a recorded conversation.
+# none. A fault is planted in a server that is examined with the intact directory, or in the directory, held against a recorded conversation,
+# or in the recording, held against the intact directory. A server that tells too little, or hangs, is not judged to be right.
 . "$(dirname "$0")/lib.sh"
 command -v python3 > /dev/null || { skip "channels" "python3 is not installed"; finish; }
 model=$scratch/model report=$scratch/report

@@ -16,7 +16,7 @@
 #include "base/finding.h"
 #include "base/log.h"
 
-static void success_leaves_it_untouched(void **state)
+static void nobody_need_listen(void **state)
 {
     (void)state;
     assert_int_equal(err_set(NULL, ERR_IO, "nobody listens"), ERR_IO);
@@ -155,7 +155,7 @@ static void log_lines_cannot_be_forged(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(success_leaves_it_untouched),
+        cmocka_unit_test(nobody_need_listen),
         cmocka_unit_test(message_frames_and_hint),
         cmocka_unit_test(long_texts_are_cut),
         cmocka_unit_test(every_code_has_its_row),

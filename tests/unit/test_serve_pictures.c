@@ -323,6 +323,7 @@ static void stop_in_between(void **state)
         ask_along(s, c, b.data, "", &a[i]);
     for (int i = 0; i < 50 && metric(s->base, "day0_images_total") == 0; i++)
         assert_int_equal(http_client_poll(c, 20000000, &e), 0);
+    assert_true(metric(s->base, "day0_images_total") > metric(s->base, "day0_image_decode_seconds_count"));
     picture_server_stop(s);
     http_client_close(c);
     for (size_t i = 0; i < ARRAY_LEN(a); i++)

@@ -148,10 +148,13 @@ static void as_the_graphs_of(enum picture_kind kind)
     const float *logits = run_text(&o, kind, all, n, grids);
     char *at = a.logprobs.data;
     for (size_t i = 0; i < a.n_ids; i++) {
-        double given = strtod(at, &at),
-               want = metrics_log_softmax(logits + (ids.n + i - 1) * vocab, vocab, (size_t)a.ids[i]);
+        const float *row = logits + (ids.n + i - 1) * vocab;
+        double given = strtod(at, &at), want = metrics_log_softmax(row, vocab, (size_t)a.ids[i]);
         if (!(fabs(given - want) < 1e-4))
             fail_msg("token %zu: %g, the graphs give %g", i, given, want);
+        for (size_t id = 0; id < vocab; id++)
+            if (!(row[id] <= row[a.ids[i]] + 1e-4f))
+                fail_msg("token %zu: %zu is more probable than %d", i, id, a.ids[i]);
     }
     dev_close(&o.dev);
     ids_release(&ids);
