@@ -62,9 +62,8 @@ static void dec_wordpiece(const struct dec_stage *d, const char *s, size_t n, bo
 static struct span source_of(const struct tokenizer *t, uint32_t id)
 {
     const struct token *token = &t->tokens[id];
-    for (size_t i = t->n_added; token->flags & TOKEN_NORMALIZED && i > 0; i--)
-        if ((uint32_t)t->added[i - 1].id == id)
-            return t->added[i - 1].decoded;
+    if (token->flags & TOKEN_NORMALIZED)
+        return t->added[token->added].decoded;
     return (struct span){token->raw, token->raw_bytes};
 }
 
@@ -151,29 +150,6 @@ static bool byte_token(const struct strbuf *s, char *byte)
     return true;
 }
 
-/* What an added token decodes from is what it was looked for as: its content behind the normalizers. */
-static int normalize_added(struct tokenizer *t, struct regex_match **match, struct strbuf *a,
-                           struct strbuf *b, struct err *e)
-{
-    int rc = ERR_OK;
-    for (size_t i = 0; i < t->n_added && t->n_norm && rc == 0; i++) {
-        struct added *added = &t->added[i];
-        size_t lead = 0;
-        if (!added->normalized || added->content.n == 0)
-            continue;
-        rc = text_normalize(t, match, added->content.s, added->content.n, &lead, a, b, e);
-        char *copy = rc ? NULL : arena_alloc(&t->arena, a->len + 1);
-        if (rc == 0 && copy == NULL)
-            rc = err_set(e, ERR_NOMEM, "out of memory for the vocabulary");
-        if (rc)
-            break;
-        memcpy(copy, strbuf_cstr(a), a->len);
-        added->decoded = (struct span){copy, a->len};
-        t->tokens[added->id].flags |= TOKEN_NORMALIZED;
-    }
-    return rc;
-}
-
 int text_prepare_pieces(struct tokenizer *t, struct err *e)
 {
     struct strbuf a = STRBUF_INIT, b = STRBUF_INIT;
@@ -182,8 +158,6 @@ int text_prepare_pieces(struct tokenizer *t, struct err *e)
     for (uint32_t i = 0; i < t->n_ids; i++)
         bytes += t->tokens[i].raw_bytes;
     int rc = regex_match_new(&match, bytes, e);
-    if (rc == 0)
-        rc = normalize_added(t, &match, &a, &b, e);
     for (uint32_t i = 0; i < t->n_ids && rc == 0; i++) {
         struct token *token = &t->tokens[i];
         if (!(token->flags & TOKEN_PRESENT))

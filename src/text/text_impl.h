@@ -36,12 +36,14 @@ struct token {
     const char *piece; /* after the per-token decoders; bytes, for ByteLevel not UTF-8 by itself */
     uint32_t raw_bytes, piece_bytes;
     uint32_t flags;
+    uint32_t added; /* where TOKEN_NORMALIZED: which added token it is, the last of equal ones */
 };
 
 /* ---- added tokens: a trie over bytes, leftmost-longest ---- */
 struct added {
     int32_t id;
     bool special, lstrip, rstrip, normalized, single_word;
+    bool again;                   /* an earlier one has the same id */
     struct span content, decoded; /* decoded: where TOKEN_NORMALIZED */
 };
 struct trie_node {

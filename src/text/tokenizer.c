@@ -109,18 +109,16 @@ static int read_added(struct tokenizer *t, const struct json *v, struct added *a
         return err_set(e, ERR_FORMAT,
                        "tokenizer.json: added token %.60s has the id %llu, in the vocabulary %u",
                        a->content.s, (unsigned long long)id, in_vocab);
+    a->again = id < t->n_ids && t->tokens[id].flags & TOKEN_ADDED; /* text_set_token compares */
     return text_set_token(t, (uint32_t)id, a->content, TOKEN_ADDED | (a->special ? TOKEN_SPECIAL : 0), e);
 }
 
 /* The reference implementation counts on from the vocabulary and does not look at the ids of the file: where
  * they are others, one of the two gives ids that the model was not trained with. */
-static int check_added_id(const struct tokenizer *t, size_t i, int32_t *last, struct err *e)
+static int check_added_id(const struct tokenizer *t, const struct added *a, int32_t *last, struct err *e)
 {
-    const struct added *a = &t->added[i];
     uint32_t in_vocab, n = t->n_vocab, next = *last >= 0 && (uint32_t)*last >= n ? (uint32_t)*last + 1 : n;
-    bool known = a->content.n == 0 || strmap_get(&t->map, a->content.s, a->content.n, &in_vocab);
-    for (size_t k = 0; k < i && !known && (uint32_t)a->id != next; k++)
-        known = t->added[k].id == a->id; /* the same token once more: text_set_token compares */
+    bool known = a->again || a->content.n == 0 || strmap_get(&t->map, a->content.s, a->content.n, &in_vocab);
     if (!known && (uint32_t)a->id != next)
         return err_set(e, ERR_UNSUPPORTED,
                        "tokenizer.json: added token %.60s has the id %d, the next one is %u: the reference "
@@ -140,7 +138,7 @@ static int read_all_added(struct tokenizer *t, const struct json *list, struct e
     for (size_t i = 0; i < t->n_added; i++) {
         int rc = read_added(t, json_at(list, i), &t->added[i], e);
         if (rc == 0)
-            rc = check_added_id(t, i, &last, e);
+            rc = check_added_id(t, &t->added[i], &last, e);
         if (rc)
             return rc;
     }
@@ -171,6 +169,20 @@ static int add_key(struct tokenizer *t, int32_t index, struct span key, struct e
     return ERR_OK;
 }
 
+/* The content of an added token behind the normalizers, which it is looked for as, decodes from, too. */
+static int keep_normalized(struct tokenizer *t, uint32_t index, const struct strbuf *text, struct err *e)
+{
+    struct added *a = &t->added[index];
+    char *copy = arena_alloc(&t->arena, text->len + 1);
+    if (copy == NULL)
+        return err_set(e, ERR_NOMEM, "out of memory for the added tokens");
+    memcpy(copy, strbuf_cstr(text), text->len);
+    a->decoded = (struct span){copy, text->len};
+    t->tokens[a->id].flags |= TOKEN_NORMALIZED;
+    t->tokens[a->id].added = index;
+    return ERR_OK;
+}
+
 /* After the normalizers are known: the content of some added tokens passes through them. */
 int text_build_tries(struct tokenizer *t, struct err *e)
 {
@@ -187,6 +199,8 @@ int text_build_tries(struct tokenizer *t, struct err *e)
             size_t lead = 0;
             rc = text_normalize(t, &match, key.s, key.n, &lead, &text, &spare, e);
             key = (struct span){strbuf_cstr(&text), text.len};
+            if (rc == 0 && t->n_norm && t->added[i].content.n)
+                rc = keep_normalized(t, (uint32_t)i, &text, e);
         }
         if (rc == 0)
             rc = add_key(t, (int32_t)i, key, e);

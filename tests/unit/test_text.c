@@ -503,6 +503,10 @@ static void refuses_by_name(void **state)
         {NULL, NULL, ",7", ERR_FORMAT, "added token"},
         {NULL, NULL, ",{\"id\":300,\"content\":\"zz\",\"lstrip\":\"yes\"}", ERR_FORMAT, "no boolean"},
         {NULL, NULL, ",{\"id\":301,\"content\":\"zz\"}", ERR_UNSUPPORTED, "the next one is 300"},
+        {NULL, NULL, /* the same once more is taken */
+         ",{\"id\":300,\"content\":\"zz\"},{\"id\":301,\"content\":\"yy\"},{\"id\":300,\"content\":\"zz\"},"
+         "{\"id\":303,\"content\":\"xx\"}",
+         ERR_UNSUPPORTED, "has the id 303, the next one is 302"},
         {",\"normalizer\":{\"type\":\"Lowercase\"}", NULL,
          ",{\"id\":300,\"content\":\"ZZ\"},{\"id\":301,\"content\":\"Zz\"}", ERR_UNSUPPORTED, "are the same"},
         {",\"normalizer\":{\"type\":\"Replace\",\"pattern\":{\"String\":\"!\"},\"content\":\"\"}", NULL,
