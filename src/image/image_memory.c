@@ -45,7 +45,7 @@ static void resize(struct memory *m, uint64_t from_w, uint64_t from_h, uint64_t 
 {
     if (from_w == w && from_h == h)
         return;
-    /* rows or columns first, whichever takes more; one way alone needs nothing between */
+    /* as if either went first, a bound; one way alone needs nothing between */
     const uint64_t across = sat_mul(w, from_h), down = sat_mul(from_w, h);
     const uint64_t between = from_w == w || from_h == h ? 0 : across > down ? across : down;
     uint64_t passing = sat_add(sat_mul(between, CHANNELS), sat_mul(4 * CHANNELS, w > from_w ? w : from_w));

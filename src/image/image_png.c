@@ -97,7 +97,8 @@ static uint32_t read_big(const uint8_t *p)
 }
 
 /* From the last eXIf chunk, which may also stand behind the pixels, further than a header is read; 0 where
- * its checksum is wrong. libpng would pass over one that begins with "Exif", as some write it. */
+ * its checksum is wrong, or it is larger than libpng may keep of any chunk. libpng would pass over one that
+ * begins with "Exif", as some write it. */
 static uint8_t find_orientation(struct image_bytes in)
 {
     const uint8_t *exif = NULL;
@@ -115,6 +116,8 @@ static uint8_t find_orientation(struct image_bytes in)
     }
     if (!exif)
         return 1;
+    if (n_exif > MAX_CHUNK_BYTES)
+        return 0;
     return checksum(exif - 4, 4 + n_exif) == read_big(exif + n_exif) ? exif_orientation(exif, n_exif) : 0;
 }
 

@@ -451,6 +451,21 @@ static void test_png_late_orientation(void **state)
     end[-1] ^= 1;
     assert_int_equal(image_decode(file, n, NULL, IMAGE_ALPHA_DROP, &a, &m, &e), ERR_FORMAT);
     assert_non_null(strstr(e.message, "orientation"));
+    end[-1] ^= 1;
+    /* sound, but larger than any chunk may be: nobody sums that up before sizes are looked at */
+    for (size_t more = 0; more < 2; more++) {
+        const size_t size = (8u << 20) + more, head = (size_t)(end - first);
+        uint8_t *big = arena_alloc(&a, head + 12 + size + of_end), *chunk = big + head;
+        assert_non_null(big);
+        memcpy(big, first, head);
+        memset(chunk, 0, 12 + size);
+        memcpy(chunk + 4, "eXIf", 4);
+        put_u32(chunk, (uint32_t)size);
+        put_u32(chunk + 8 + size, (uint32_t)crc32(0, chunk + 4, (uInt)(4 + size)));
+        memcpy(chunk + 12 + size, end, of_end);
+        assert_int_equal(image_decode(big, head + 12 + size + of_end, NULL, IMAGE_ALPHA_DROP, &a, &m, &e),
+                         more ? ERR_FORMAT : ERR_OK);
+    }
     arena_release(&a);
 }
 
