@@ -109,7 +109,7 @@ struct known_answers {
 /* The questions of --questions, as fact "questions"; nothing without one. I005, I010. */
 int questions_run(struct channels *c, struct known_answers *out, struct err *e);
 
-/* Reads them all: what is wrong with the file is said before any stage runs. */
+/* Reads all that are asked: what is wrong with the file is said before any stage runs. */
 int questions_check(const char *path, struct err *e);
 /* Every picture that the file names, whatever is wrong with the rest of it. */
 int questions_pictures(const char *path, struct arena *arena,

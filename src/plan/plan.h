@@ -56,7 +56,8 @@ struct plan_wishes {
 };
 /* Sets max_patches, max_picture_rows, n_feature_rows and waiting_bytes of p, and its context_tokens to
  * `context`, those of one request; *out is the plan with them. Errors: ERR_UNSUPPORTED, there is no graph of
- * a tower; ERR_NOMEM, they do not fit beside the model; p is then to be used no more. */
+ * a tower; ERR_NOMEM, they do not fit beside the model; others of planning. Those fields of p then hold what
+ * was tried last. */
 int plan_pictures(const struct spec *s, uint32_t context, const struct plan_wishes *o, struct plan_options *p,
                   struct plan_memory *out, struct err *e);
 

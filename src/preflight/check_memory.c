@@ -11,11 +11,6 @@
 
 #define USEFUL_CONTEXT 2048
 
-static bool takes_pictures(const struct spec *s, const struct preflight_options *o)
-{
-    return preflight_tower(s, o->dev, NULL) == ERR_OK;
-}
-
 /* The text fits, as text says. */
 static int check_pictures(const struct spec *s, const struct preflight_options *o,
                           const struct plan_options *text, struct findings *f, struct err *e)
@@ -26,10 +21,15 @@ static int check_pictures(const struct spec *s, const struct preflight_options *
     struct err why = {0};
     char need[32], tower[32], waiting[32], has[32];
     const uint32_t context = text->context_tokens < INT32_MAX ? (uint32_t)text->context_tokens : INT32_MAX;
-    if (!takes_pictures(s, o) || plan_pictures(s, context, &wishes, &po, &plan, &why) == ERR_OK)
+    int rc = preflight_tower(s, o->dev, &why);
+    if (rc == ERR_UNSUPPORTED) /* it takes none */
         return ERR_OK;
-    if (plan.total == 0) /* nothing was planned */
-        return err_set(e, ERR_NOMEM, "%s", why.message);
+    if (rc == ERR_OK)
+        rc = plan_pictures(s, context, &wishes, &po, &plan, &why);
+    if (rc == ERR_OK)
+        return ERR_OK;
+    if (rc != ERR_NOMEM || plan.total == 0) /* nothing was planned */
+        return err_set(e, rc, "%s", why.message);
     finding_add_severity(f, FINDING_M001, SEVERITY_WARNING, "pictures",
                          "use a machine with more memory, or go without pictures",
                          "the text fits, with pictures of %u patches it does not: needs %s (weights of the "

@@ -44,7 +44,7 @@ struct live_output {
     struct strbuf reasoning;                /* not yet sent */
     struct strbuf new_text;                 /* of the answer, on its way to the stop strings */
     struct live_call *calls;                /* all of the answer */
-    size_t n_calls, n_sent, calls_capacity; /* n_sent: what a stream has of them */
+    size_t n_calls, n_sent, calls_capacity; /* n_sent: whose text before them was given out */
     char notes[OUTPUT_MAX_NOTES][OUTPUT_NOTE_BYTES];
     uint32_t n_notes;
     bool failed; /* memory */

@@ -138,10 +138,11 @@ static int hold_order(struct holding *h, struct err *e)
     int rc = channel_order(h->m, &h->c, h->r, &o, e);
     if (rc)
         return rc;
-    h->steps[CHANNEL_AT_ORDER].words = words(h, o.words);
-    if (o.told && o.same)
+    if (!o.told) {
+        h->steps[CHANNEL_AT_ORDER].words = words(h, o.words);
+    } else if (o.same) {
         held(h, CHANNEL_AT_ORDER, true, NAN, NAN, o.words);
-    if (o.told && !o.same) {
+    } else {
         held(h, CHANNEL_AT_PIXELS, true, NAN, NAN, "those of each picture, in other places");
         differs(h, CHANNEL_AT_ORDER, FINDING_I007, NAN, NAN, o.words);
     }
